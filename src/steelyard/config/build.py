@@ -1,0 +1,92 @@
+"""From a validated configuration to what the core and the data path work with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from steelyard.config.schema import Config, NodeConfig, RouteConfig
+from steelyard.core.node import NodeSpec
+from steelyard.core.policies import Policy, create
+from steelyard.core.route import FootprintRule, Match, QueueRule, RetryRule, Route, Timeouts
+from steelyard.proxy.settings import Limits, Settings
+
+EVERYTHING = "default"
+"""Name of the route that a configuration without routes has."""
+
+
+def node_specs(config: Config) -> list[NodeSpec]:
+    """The configured nodes, in order."""
+    return [_node(node) for node in config.nodes]
+
+
+def _node(node: NodeConfig) -> NodeSpec:
+    return NodeSpec(
+        name=node.name,
+        url=str(node.url),
+        engine=node.engine,
+        models=frozenset(node.models) if node.models is not None else None,
+        version=node.version,
+        tier=node.tier,
+        weight=node.weight,
+        max_in_flight=node.max_in_flight,
+        gpu_memory=node.gpu_memory,
+        metrics_url=str(node.metrics_url) if node.metrics_url is not None else None,
+        api_key=node.api_key.get_secret_value() if node.api_key is not None else None,
+    )
+
+
+def settings(config: Config, current: Settings | None = None) -> Settings:
+    """The settings of the data path. Policies that stay keep their cursors: a reload must not restart a round."""
+    policies = {route.name: route.policy for route in current.routes} if current is not None else {}
+    configured = config.routes or (RouteConfig(name=EVERYTHING),)
+    return Settings(
+        routes=tuple(_route(route, config, policies) for route in configured),
+        limits=Limits(
+            body=config.limits.body,
+            body_memory=config.limits.body_memory,
+            headers=config.limits.headers,
+            connections=config.limits.connections,
+        ),
+        keys={key.key.get_secret_value(): key.tenant for key in config.auth.keys},
+        trusted=config.trust.proxies,
+        response_headers=config.response_headers,
+        drain_delay=config.shutdown.delay,
+        drain_grace=config.shutdown.grace,
+    )
+
+
+def _route(route: RouteConfig, config: Config, policies: Mapping[str, Policy]) -> Route:
+    chosen = route.settings(config.defaults)
+    policy = policies.get(route.name)
+    if policy is None or policy.name != chosen.policy:
+        policy = create(chosen.policy)
+    return Route(
+        name=route.name,
+        policy=policy,
+        match=Match(
+            path=route.match.path,
+            models=route.match.models,
+            headers={name.lower(): value for name, value in route.match.headers.items()},
+        ),
+        enforce_memory=chosen.memory == "enforce",
+        footprints=tuple(
+            FootprintRule(
+                when={str(name): value for name, value in row.when.items()}, memory=row.memory or 0, seconds=row.seconds
+            )
+            for row in route.footprints
+        ),
+        timeouts=Timeouts(
+            connect=chosen.timeouts.connect,
+            first_byte=chosen.timeouts.first_byte,
+            idle=chosen.timeouts.idle,
+            total=chosen.timeouts.total,
+        ),
+        retry=RetryRule(retries=chosen.retry.retries, budget=chosen.retry.budget),
+        queue=QueueRule(size=chosen.queue.size, wait=chosen.queue.wait),
+        session_sources=tuple(_source(key) for key in chosen.affinity.keys),
+    )
+
+
+def _source(key: str) -> tuple[str, str]:
+    kind, _, name = key.partition(":")
+    return kind, name.lower() if kind == "header" else name

@@ -1,0 +1,119 @@
+"""The Anthropic Messages API, as Anthropic, vLLM, SGLang, llama.cpp and Ollama serve it."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw, Struct
+
+from steelyard.core.refusal import STATUSES
+from steelyard.dialects.body import BodyReader, Name, size
+from steelyard.dialects.json_operation import JSONOperation
+from steelyard.dialects.operation import Operation, ReadWork, Usage
+from steelyard.dialects.text import prompt_tokens
+
+NOTHING = Raw(b"")
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "request_too_large",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""The API's own words; it answers an overload with status 529, the gateway with 503."""
+
+
+class UsageFields(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+    def usage(self) -> Usage:
+        """`input_tokens` counts only what no cache had to do with; the prompt is the sum of the three."""
+        cached = size(self.cache_read_input_tokens, 0)
+        prompt = size(self.input_tokens, 0) + size(self.cache_creation_input_tokens, 0) + cached
+        return Usage(prompt, size(self.output_tokens, 0), cached)
+
+
+class Answer(Struct, gc=False):
+    usage: UsageFields | None = None
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+
+def anthropic_error(status: int, code: str, message: str, request_id: str) -> bytes:
+    """Clients go by `type`; `code`, which the API does not have, is the gateway's own."""
+    kind = ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": message, "code": code}
+    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
+
+def anthropic_stream_error(code: str, message: str) -> bytes:
+    """The same as an event."""
+    return b"event: error\ndata: " + anthropic_error(STATUSES.get(code, 502), code, message, "") + b"\n\n"
+
+
+class AnthropicOperation(Operation):
+    """A path under /v1/messages of whose request nothing needs to be known."""
+
+    __slots__ = ()
+
+    def error(self, status: int, code: str, message: str, request_id: str) -> bytes:
+        return anthropic_error(status, code, message, request_id)
+
+    def stream_error(self, code: str, message: str) -> bytes:
+        return anthropic_stream_error(code, message)
+
+
+class Metadata(Struct, gc=False):
+    user_id: Name | None = None
+
+
+class MessageFields(Struct, gc=False):
+    model: Name | None = None
+    messages: Raw = NOTHING
+    system: Raw = NOTHING
+    tools: Raw = NOTHING
+    stream: bool | None = None
+    max_tokens: int | None = None
+    metadata: Metadata | None = None
+
+
+class Messages(JSONOperation[MessageFields]):
+    """POST /v1/messages and /v1/messages/count_tokens. `metadata.user_id` is a session field by the name of `user`."""
+
+    __slots__ = ()
+    reader = BodyReader(MessageFields)
+    prompts = ("messages", "system", "tools")
+
+    def fill(self, work: ReadWork, fields: MessageFields) -> None:
+        work.model = fields.model
+        work.prompt_tokens = prompt_tokens(fields.messages) + prompt_tokens(fields.system) + prompt_tokens(fields.tools)
+        if fields.stream:
+            work.stream = True
+        if fields.max_tokens is not None:
+            work.max_tokens = size(fields.max_tokens, 0)
+        if fields.metadata is not None and fields.metadata.user_id:
+            work.session_fields = {"user": fields.metadata.user_id}
+
+    def error(self, status: int, code: str, message: str, request_id: str) -> bytes:
+        return anthropic_error(status, code, message, request_id)
+
+    def stream_error(self, code: str, message: str) -> bytes:
+        return anthropic_stream_error(code, message)
+
+    def usage(self, body: bytes) -> Usage | None:
+        try:
+            fields = _decode_answer(body).usage
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return None if fields is None else fields.usage()

@@ -1,0 +1,98 @@
+"""What the operations with a JSON body share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from steelyard.dialects.body import BodyReader
+from steelyard.dialects.fields import JSONFields, LongValue, replace_model
+from steelyard.dialects.operation import NO_FIELDS, FieldScanner, MalformedBody, Operation, ReadWork
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class JSONOperation(Operation, Generic[T]):
+    """An operation whose body is one JSON object. A subclass names the fields (a Struct) and makes them a Work."""
+
+    __slots__ = ()
+
+    reader: ClassVar[BodyReader[msgspec.Struct]]
+    prompts: ClassVar[tuple[str, ...]] = ()
+    """The fields that hold prompts: of type msgspec.Raw, and possibly large."""
+
+    def __init__(self, dialect: str, name: str, *, repeatable: bool = False) -> None:
+        super().__init__(dialect, name, body="json", repeatable=repeatable)
+
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> ReadWork:
+        work = ReadWork(self.dialect, self.name)
+        work.session_fields = NO_FIELDS
+        work.repeatable = self.repeatable
+        work.body_bytes = len(body)
+        fields = self.reader.read(body)
+        self.fill(work, fields)  # type: ignore[arg-type]
+        work.asked_model = work.model
+        return work
+
+    def scanner(self, content_type: bytes = b"") -> FieldScanner:
+        return JSONScanner(self, self.reader.struct.__struct_encode_fields__)
+
+    def replace_model(self, body: bytes, content_type: bytes, model: str) -> bytes:
+        return replace_model(body, model)
+
+    def fill(self, work: ReadWork, fields: T) -> None:
+        """Write what the fields say into the Work: model, sizes, stream, repeatable, session fields."""
+        raise NotImplementedError
+
+
+class JSONScanner:
+    """Reads the same fields as `JSONOperation.read`, from a body that arrives in pieces."""
+
+    __slots__ = ("_fields", "_operation", "body_bytes")
+
+    def __init__(self, operation: JSONOperation[Any], names: tuple[str, ...]) -> None:
+        self._operation = operation
+        self._fields = JSONFields(names, metered=operation.prompts)
+        self.body_bytes = 0
+
+    @property
+    def model_span(self) -> tuple[int, int] | None:
+        """Where the value of the top-level `model` stands in the body, when it was seen."""
+        return self._fields.spans.get("model")
+
+    def feed(self, piece: bytes) -> None:
+        self.body_bytes += len(piece)
+        self._fields.feed(piece)
+
+    def work(self) -> ReadWork:
+        operation = self._operation
+        parts: list[bytes] = []
+        tokens = 0
+        for name, value in self._fields.close().items():
+            if isinstance(value, LongValue):
+                if name not in operation.prompts:
+                    raise MalformedBody(f"{name} is longer than {self._fields.limit} bytes")
+                tokens += value.tokens - EMPTY_TOKENS
+                value = EMPTY[value.kind]
+            else:
+                self._check(name, value)
+            parts.append(b'"%b":%b' % (name.encode(), value))
+        # The few small values are decoded as if they were the body, by the same code.
+        work = operation.read(b"{" + b",".join(parts) + b"}", b"", b"")
+        work.prompt_tokens += tokens
+        work.body_bytes = self.body_bytes
+        return work
+
+    def _check(self, name: str, value: bytes) -> None:
+        try:
+            msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            at = self._fields.spans[name][0]
+            raise MalformedBody(f"body is not valid JSON: the value of {name} (from byte {at})") from None
+
+
+EMPTY = {"[": b"[]", "{": b"{}", '"': b'""'}
+"""What stands in for a value that was too long to keep: its type is checked, its size is known already."""
+EMPTY_TOKENS = 1
+"""What `prompt_tokens` says of those."""

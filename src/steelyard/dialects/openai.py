@@ -1,0 +1,288 @@
+"""The OpenAI API: chat, completions, responses, embeddings, images, reranking and classification.
+
+Audio is in `audio.py`. vLLM, SGLang, llama.cpp, TEI and others serve the same paths, with a few of their own.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Raw, Struct
+
+from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, Name, size
+from steelyard.dialects.json_operation import JSONOperation
+from steelyard.dialects.operation import Operation, ReadWork, Usage
+from steelyard.dialects.text import InputMeter, prompt_tokens
+
+COMPLETIONS_MAX_TOKENS = 16
+"""What OpenAI, vLLM and SGLang take when a completion gives no limit. A chat without one may fill the context."""
+IMAGE_SIDE = 1024
+"""Pixels, when an image request names no size, or `auto`: the default of the API."""
+NOTHING = Raw(b"")
+
+_SIZE = re.compile(r"\s*(\d{1,9})\s*[xX×*]\s*(\d{1,9})\s*\Z")
+
+
+class TokenDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class UsageFields(Struct, gc=False):
+    """Usage in the words of chat and completions, and of responses, images and audio."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    input_tokens_details: TokenDetails | None = None
+
+    def usage(self) -> Usage | None:
+        """None when it counts no tokens (transcriptions are billed by the second)."""
+        prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+        completion = self.output_tokens if self.completion_tokens is None else self.completion_tokens
+        if prompt is None:
+            if completion is None and self.total_tokens is None:
+                return None
+            prompt = max(0, (self.total_tokens or 0) - (completion or 0))
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = None if details is None else details.cached_tokens
+        return Usage(size(prompt, 0), size(completion, 0), size(cached, 0))
+
+
+class Answer(Struct, gc=False):
+    usage: UsageFields | None = None
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+
+def answer_usage(body: bytes) -> Usage | None:
+    """The usage in a plain answer."""
+    try:
+        fields = _decode_answer(body).usage
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return None if fields is None else fields.usage()
+
+
+def session_fields(prompt_cache_key: str | None, user: str | None) -> dict[str, str]:
+    """What may serve as a session key."""
+    fields = {}
+    if prompt_cache_key:
+        fields["prompt_cache_key"] = prompt_cache_key
+    if user:
+        fields["user"] = user
+    return fields
+
+
+class OpenAIOperation(Operation):
+    """A path of the API of whose request nothing needs to be known."""
+
+    __slots__ = ()
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+class ChatFields(Struct, gc=False):
+    model: Name | None = None
+    messages: Raw = NOTHING
+    tools: Raw = NOTHING
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    store: bool | None = None
+    background: bool | None = None
+    prompt_cache_key: Name | None = None
+    user: Name | None = None
+
+
+class Chat(JSONOperation[ChatFields]):
+    """POST /v1/chat/completions. Tools are part of the prompt."""
+
+    __slots__ = ()
+    reader = BodyReader(ChatFields)
+    prompts = ("messages", "tools")
+
+    def fill(self, work: ReadWork, fields: ChatFields) -> None:
+        work.model = fields.model
+        work.prompt_tokens = prompt_tokens(fields.messages)
+        if fields.tools is not NOTHING:
+            work.prompt_tokens += prompt_tokens(fields.tools)
+        if fields.stream:
+            work.stream = True
+        limit = fields.max_completion_tokens or fields.max_tokens
+        if limit is not None:
+            work.max_tokens = size(limit, 0)
+        if fields.n is not None:
+            work.samples = size(fields.n, 1)
+        if fields.store or fields.background:
+            work.repeatable = False
+        if fields.user or fields.prompt_cache_key:
+            work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+class CompletionFields(Struct, gc=False):
+    model: Name | None = None
+    prompt: Raw = NOTHING
+    stream: bool | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    store: bool | None = None
+    background: bool | None = None
+    prompt_cache_key: Name | None = None
+    user: Name | None = None
+
+
+class Completions(JSONOperation[CompletionFields]):
+    """POST /v1/completions. A list of prompts is as many sequences."""
+
+    __slots__ = ()
+    reader = BodyReader(CompletionFields)
+    prompts = ("prompt",)
+    listed = "prompt"
+
+    def fill(self, work: ReadWork, fields: CompletionFields) -> None:
+        work.model = fields.model
+        work.prompt_tokens, sequences = measure_input(fields.prompt)
+        work.stream = bool(fields.stream)
+        work.max_tokens = size(fields.max_tokens, COMPLETIONS_MAX_TOKENS)
+        work.samples = size(sequences * max(size(fields.n, 1), size(fields.best_of, 1)), 1)
+        if fields.store or fields.background:
+            work.repeatable = False
+        if fields.user or fields.prompt_cache_key:
+            work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+def measure_input(raw: Raw) -> tuple[int, int]:
+    """Tokens and sequences of a prompt: see InputMeter."""
+    meter = InputMeter()
+    meter.feed(bytes(raw))
+    return meter.tokens, meter.sequences
+
+
+class ResponseFields(Struct, gc=False):
+    model: Name | None = None
+    input: Raw = NOTHING
+    instructions: Raw = NOTHING
+    tools: Raw = NOTHING
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    prompt_cache_key: Name | None = None
+    user: Name | None = None
+
+
+class Responses(JSONOperation[ResponseFields]):
+    """POST /v1/responses. Not repeatable: an answer is stored unless the request says otherwise."""
+
+    __slots__ = ()
+    reader = BodyReader(ResponseFields)
+    prompts = ("input", "instructions", "tools")
+
+    def fill(self, work: ReadWork, fields: ResponseFields) -> None:
+        work.model = fields.model
+        work.prompt_tokens = sum(map(prompt_tokens, (fields.input, fields.instructions, fields.tools)))
+        work.stream = bool(fields.stream)
+        work.max_tokens = size(fields.max_output_tokens, 0)
+        work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+class InputFields(Struct, gc=False):
+    model: Name | None = None
+    input: Raw = NOTHING
+    prompt: Raw = NOTHING
+    messages: Raw = NOTHING
+    query: Raw = NOTHING
+    documents: Raw = NOTHING
+    texts: Raw = NOTHING
+    text_1: Raw = NOTHING
+    text_2: Raw = NOTHING
+    user: Name | None = None
+
+
+class Encode(JSONOperation[InputFields]):
+    """Requests that only read their input: embeddings, rerank, score, classify, pooling, tokenize, moderations."""
+
+    __slots__ = ()
+    reader = BodyReader(InputFields)
+    prompts = ("input", "prompt", "messages", "query", "documents", "texts", "text_1", "text_2")
+    listed = "input"
+
+    def fill(self, work: ReadWork, fields: InputFields) -> None:
+        work.model = fields.model
+        if fields.input is not NOTHING:
+            work.prompt_tokens, work.samples = measure_input(fields.input)
+        others = (fields.prompt, fields.messages, fields.query, fields.documents, fields.texts, fields.text_1)
+        work.prompt_tokens += sum(map(prompt_tokens, (*others, fields.text_2)))
+        if fields.user:
+            work.session_fields = {"user": fields.user}
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+class ImageFields(Struct, gc=False):
+    model: Name | None = None
+    n: int | None = None
+    size: Name | None = None
+    num_inference_steps: int | None = None
+    stream: bool | None = None
+    user: Name | None = None
+
+
+class Images(JSONOperation[ImageFields]):
+    """POST /v1/images/generations."""
+
+    __slots__ = ()
+    reader = BodyReader(ImageFields)
+
+    def fill(self, work: ReadWork, fields: ImageFields) -> None:
+        work.model = fields.model
+        work.images = size(fields.n, 1, MOST_IMAGES)
+        work.width, work.height = image_size(fields.size)
+        work.steps = size(fields.num_inference_steps, 0, MOST_STEPS)
+        work.stream = bool(fields.stream)
+        if fields.user:
+            work.session_fields = {"user": fields.user}
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
+
+
+def image_size(text: str | None) -> tuple[int, int]:
+    """Width and height in pixels of "1024x1536"; of what is no such size, the default (the node will judge it)."""
+    match = _SIZE.match(text) if text else None
+    if match is None:
+        return IMAGE_SIDE, IMAGE_SIDE
+    return size(int(match[1]), IMAGE_SIDE, LARGEST_SIDE), size(int(match[2]), IMAGE_SIDE, LARGEST_SIDE)
+
+
+class SpeechFields(Struct, gc=False):
+    model: Name | None = None
+    input: Raw = NOTHING
+
+
+class Speech(JSONOperation[SpeechFields]):
+    """POST /v1/audio/speech: text into sound, in pieces as it is made."""
+
+    __slots__ = ()
+    reader = BodyReader(SpeechFields)
+    prompts = ("input",)
+
+    def fill(self, work: ReadWork, fields: SpeechFields) -> None:
+        work.model = fields.model
+        work.prompt_tokens = prompt_tokens(fields.input)

@@ -1,0 +1,386 @@
+"""One request's life, from its head to the end of its answer, as a state machine without tasks.
+
+    READING -> WAITING -> CONNECTING -> SENT -> RELAYING -> ENDED
+       |          |           |          |         |
+       +----------+-----------+----------+---------+----> ENDED   (refused, client gone, node broke, too late)
+
+The three phases in the middle are an Attempt's; a request may have several. Whoever has something to say calls a
+method: the client's connection, the balancer (`placed`, `refused`), the attempt, and the gateway's clock (`check`).
+Every way out goes through `_end`, which gives back what the exchange holds: its place in the line, its lease, its
+connection, its bytes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from steelyard.core.administration import is_administration
+from steelyard.core.node import Node
+from steelyard.core.placement import Placement
+from steelyard.core.queue import Ticket
+from steelyard.core.refusal import Refusal
+from steelyard.core.route import Route
+from steelyard.dialects import LARGE_BODY, MalformedBody, Operation, ReadWork, recognise
+from steelyard.proxy.alias import Renaming
+from steelyard.proxy.attempt import Attempt
+from steelyard.proxy.client import Client
+from steelyard.proxy.gateway import Gateway
+from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead
+from steelyard.proxy.relay import Relay, plain_answer
+from steelyard.proxy.request_body import RequestBody, too_large
+
+IDLE_BODY_SECONDS = 60.0
+"""A client that sends no byte of its body for so long is given up; nginx's client_body_timeout."""
+WHOLE_BODY_SECONDS = 1800.0
+"""And one that is not done with it after so long: a drip of bytes holds memory like a flood."""
+
+
+class Phase(Enum):
+    READING = "reading"
+    """The request's body is coming."""
+    WAITING = "waiting"
+    """In the line."""
+    CONNECTING = "connecting"
+    SENT = "sent"
+    """The node has the request, and the client nothing of an answer."""
+    RELAYING = "relaying"
+    """The client has the head of the answer."""
+    ENDED = "ended"
+
+
+class Exchange:
+    """A request and its answer. Implements queue.Waiter and attempt.Request."""
+
+    # What most requests never change has its first value on the class: an exchange is made for every request, and
+    # each assignment in its __init__ would be paid by all of them.
+    tenant = ""
+    work: ReadWork | None = None
+    route: Route | None = None
+    renaming: Renaming | None = None
+    attempt: Attempt | None = None
+    """The last one."""
+    attempts = 0
+    """Times that the request was, or was to be, sent to a node."""
+    received = False
+    """The request is here in full."""
+    status = 0
+    outcome = ""
+    """Set once, by `_end`."""
+    error = ""
+    _ticket: Ticket | None = None
+    _tried: tuple[Node, ...] = ()
+    _redispatched = False
+    _retrying = False
+    """It holds a part of the retry budget."""
+    _paused_at = 0.0
+    """Since when the client does not read; 0.0 while it does."""
+
+    def __init__(self, client: Client, head: RequestHead, gateway: Gateway, now: float) -> None:
+        self.client = client
+        self.head = head
+        self.gateway = gateway
+        self.started_at = self._heard_at = now
+        self.operation: Operation = recognise(head.method, head.path)
+        self.request_id = gateway.request_id(head.read.get(b"x-request-id"))
+        self.content = RequestBody(head, self.operation, gateway)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the request is in its life."""
+        if self.outcome:
+            return Phase.ENDED
+        attempt = self.attempt
+        if attempt is None:
+            return Phase.READING if self._ticket is None else Phase.WAITING
+        if attempt.relay is not None:
+            return Phase.RELAYING
+        return Phase.CONNECTING if attempt.connection is None else Phase.SENT
+
+    @property
+    def placement(self) -> Placement | None:
+        """The last one."""
+        return self.attempt.placement if self.attempt is not None else None
+
+    # -- the client's side
+
+    def start(self) -> None:
+        """The head is here: check what can be checked before the body."""
+        head, gateway = self.head, self.gateway
+        tenant = gateway.tenant(head.read)
+        if isinstance(tenant, Refusal):
+            self.refuse(tenant)
+            return
+        self.tenant = tenant
+        if not head.has_body:
+            return
+        limit = gateway.settings.limits.body
+        if head.content_length is not None and head.content_length > limit:
+            self.refuse(too_large(limit))
+            return
+        if head.minor and head.read.get(b"expect", b"").lower() == b"100-continue":
+            self.client.write(CONTINUE)
+        content = self.content
+        if content.streamed:
+            self._admit_safely()
+        elif head.content_length is not None and head.content_length > LARGE_BODY:
+            try:
+                content.prepare(head.read.get(b"content-type", b""))
+            except MalformedBody as error:
+                self.refuse(Refusal("malformed_request", str(error)))
+
+    def body(self, data: bytes) -> None:
+        """A piece of the request's body."""
+        content, attempt = self.content, self.attempt
+        try:
+            refusal = content.add(data, self.head.read.get(b"content-type", b""))
+        except MalformedBody as error:
+            refusal = Refusal("malformed_request", str(error))
+        if refusal is not None:
+            self._fail(refusal)
+        elif not content.streamed:
+            if content.size != self.head.content_length:
+                self._heard_at = self.gateway.clock()
+        elif (attempt is None or not attempt.body()) and content.overflowing:
+            self.client.pause_reading()
+
+    def body_end(self) -> None:
+        """The request is complete."""
+        self.received = True
+        if self.content.streamed:
+            if self.attempt is not None:
+                self.attempt.body_end()
+            return
+        self._admit_safely()
+
+    def request_broken(self, error: MessageError) -> None:
+        """The bytes of the body are not what its framing promised."""
+        self._fail(Refusal(error.code, str(error)))
+
+    def client_gone(self) -> None:
+        """The client's connection is closed: whatever is under way for it stops."""
+        self._end("client_gone", 499)
+
+    def client_paused(self) -> None:
+        """The client reads slower than the node writes."""
+        self._paused_at = self.gateway.clock()
+        if self.attempt is not None:
+            self.attempt.client_paused(self._paused_at)
+
+    def client_resumed(self) -> None:
+        self._paused_at = 0.0
+        if self.attempt is not None:
+            self.attempt.client_resumed(self.gateway.clock())
+
+    def cut(self) -> None:
+        """The gateway ends now."""
+        self._end("draining", self.status or 503, True)
+
+    # -- placing
+
+    def _admit_safely(self) -> None:
+        try:
+            self._admit()
+        except MalformedBody as error:
+            self.refuse(Refusal("malformed_request", str(error)))
+        except Exception:
+            # A mistake of ours with this one request: it has its answer, and the loop's log has the rest.
+            self.refuse(Refusal("internal_error", "the gateway failed on this request"))
+            raise
+
+    def _admit(self) -> None:
+        """Raises MalformedBody."""
+        gateway, head = self.gateway, self.head
+        work = self.work = self.content.read(head.read.get(b"content-type", b""), head.target)
+        trusted = self.client.trusted
+        if trusted and head.read.get(b"x-steelyard-tenant"):
+            self.tenant = head.read[b"x-steelyard-tenant"].decode("latin-1")
+        gateway.complete(work, head.read, self.tenant, self.started_at)
+        route = self.route = gateway.route(head, work)
+        if route is None:
+            self.refuse(Refusal("not_found", f"no route for {head.path}"))
+            return
+        if self.operation.name == "other" and route.match.path is None and is_administration(head.method, head.path):
+            self.refuse(Refusal("forbidden", f"{head.path} administers a node; only a route that names it opens it"))
+            return
+        if trusted:
+            gateway.take_hints(work, route, head.read)
+        result = gateway.balancer.admit(work, route, gateway.clock(), self)
+        if isinstance(result, Placement):
+            self.placed(result)
+        elif isinstance(result, Ticket):
+            self._ticket = result
+        else:
+            self.refuse(result)
+
+    def placed(self, placement: Placement) -> None:
+        """The balancer found a node, at once or after a wait."""
+        self._ticket = None
+        work, content = placement.lease.work, self.content
+        if work.model is not work.asked_model and self.renaming is None:
+            self.renaming = Renaming(work.asked_model or "", work.model or "")
+            content.rename(self.renaming, self.head.read.get(b"content-type", b""))
+        attempt = self.attempt = Attempt(self, placement)
+        if self._paused_at:
+            attempt.client_paused_at = self._paused_at
+        self.attempts += 1
+        # A streamed body cannot be sent again: it does not run the risk of a connection that is being closed.
+        gateway, node = self.gateway, placement.node
+        attempt.start(gateway.upstreams.get(node) or gateway.upstream(node), content.streamed)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Waited for too long."""
+        self._ticket = None
+        self.refuse(refusal)
+
+    # -- again, elsewhere
+
+    def may_go_elsewhere(self) -> bool:
+        """Whether the route's rule for retries lets the request be sent once more, if its node did not begin."""
+        work, route, attempt = self.work, self.route, self.attempt
+        if work is None or route is None or attempt is None:
+            return False
+        if attempt.placement.node.engine == "generic" and attempt.dispatched and not work.repeatable:
+            # Of an unknown engine nobody knows whether a 503 came before the work.
+            return False
+        return not self.content.sent and len(self._tried) < route.retry.retries
+
+    def retry(self, reason: str) -> bool:
+        """The node did not begin: try another, within the budget. True when the request is on its way."""
+        balancer, route = self.gateway.balancer, self.route
+        if route is None or not self.may_go_elsewhere():
+            return False
+        if not self._retrying:
+            if not balancer.may_retry(route):
+                return False
+            self._retrying = True
+        return self._elsewhere(reason)
+
+    def may_redispatch(self) -> bool:
+        """Whether sending it a second time does no harm, and was not done yet."""
+        work = self.work
+        if work is None or self._redispatched or self.content.sent:
+            return False
+        return work.repeatable or b"idempotency-key" in self.head.read
+
+    def redispatch(self, reason: str) -> bool:
+        """The node died, or went silent, with the request: send it to another if that does no harm. Once."""
+        if not self.may_redispatch():
+            return False
+        self._redispatched = True
+        return self._elsewhere(reason)
+
+    def _elsewhere(self, reason: str) -> bool:
+        gateway, attempt, work, route = self.gateway, self.attempt, self.work, self.route
+        if attempt is None or work is None or route is None:
+            return False
+        self._tried = (*self._tried, attempt.placement.node)
+        now = gateway.clock()
+        # Nothing has reached a node that refused: the request can as well wait in the line.
+        waiter = self if reason == "refused" else None
+        result = gateway.balancer.admit(work, route, now, waiter, self._tried)
+        if isinstance(result, Refusal):
+            return False
+        attempt.end(now)
+        gateway.accounting.counters.retried(reason)
+        if isinstance(result, Ticket):
+            self.attempt = None
+            self._ticket = result
+        else:
+            self.placed(result)
+        return True
+
+    # -- time
+
+    def check(self, now: float) -> None:
+        """Called about four times a second: end what takes too long."""
+        work, route, attempt = self.work, self.route, self.attempt
+        if work is not None and work.deadline is not None and now >= work.deadline:
+            self._fail(Refusal("deadline_exceeded", "the time that x-request-timeout allows has passed"))
+        elif attempt is None:
+            if self._ticket is not None:
+                return
+            if now - self._heard_at > IDLE_BODY_SECONDS:
+                message = f"no byte of the request's body came for {IDLE_BODY_SECONDS:g} s"
+                self.refuse(Refusal("client_timeout", message))
+            elif now - self.started_at > WHOLE_BODY_SECONDS:
+                message = f"the request's body was not complete after {WHOLE_BODY_SECONDS:g} s"
+                self.refuse(Refusal("client_timeout", message))
+        elif route is not None and now - self.started_at > route.timeouts.total:
+            message = f"the request took longer than {route.timeouts.total:g} s in all"
+            self._fail(Refusal("deadline_exceeded", message))
+        else:
+            attempt.check(now)
+
+    # -- every way out
+
+    def answered(self, status: int) -> None:
+        """The answer is whole."""
+        self._end("ok", status)
+
+    @property
+    def _relay(self) -> Relay | None:
+        return self.attempt.relay if self.attempt is not None else None
+
+    def _fail(self, refusal: Refusal) -> None:
+        if self._relay is None:
+            self.refuse(refusal)
+        else:
+            self.break_off(refusal.code, refusal.message)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """An error instead of an answer; the client has nothing of an answer yet."""
+        self.error = refusal.message
+        gateway = self.gateway
+        closing = gateway.draining or not self.received or not self.head.keep_alive
+        request_id = self.request_id.decode("latin-1")
+        body = self.operation.error(refusal.status, refusal.code, refusal.message, request_id)
+        lines = gateway.answer_lines(self.request_id, self.placement)
+        if refusal.retry_after is not None:
+            lines += b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after))
+        self.client.write(plain_answer(refusal.status, body, b"application/json", lines, self.head, closing))
+        self._end(refusal.code, refusal.status, closing)
+
+    def break_off(self, code: str, message: str) -> None:
+        """The client has a part of the answer: end it so that nobody takes it for whole."""
+        self.error = message
+        relay = self._relay
+        if relay is None:
+            self.client.abort()
+            self._end(code, self.status or 499, True)
+            return
+        relay.fail(code, message)
+        self._end(code, relay.status, True)
+
+    def _end(self, outcome: str, status: int, closing: bool = False) -> None:
+        """The only way to ENDED: give everything back, once."""
+        if self.outcome:
+            return
+        self.outcome = outcome
+        self.status = status
+        gateway, attempt = self.gateway, self.attempt
+        if self._ticket is not None:
+            gateway.balancer.cancel(self._ticket)
+            self._ticket = None
+        self.content.drop()
+        now = gateway.clock()
+        relay = None
+        if attempt is not None:
+            relay = attempt.relay
+            if relay is not None:
+                closing = closing or relay.closes
+                if outcome == "ok" and status < 400:
+                    # A stream is judged by its first token: its length is the client's choice.
+                    scanner = relay.scanner
+                    until = now if scanner is None else scanner.first_token_at or attempt.first_byte_at
+                    attempt.placement.node.latency.observe(until - attempt.sent_at, now)
+        if self._retrying:
+            self._retrying = False
+            gateway.balancer.retried()
+        gateway.exchanges.discard(self)
+        self.client.exchange_ended(self, closing)
+        # Last, since it concerns other requests too: what goes wrong with them must not stop this one's end.
+        try:
+            if attempt is not None:
+                attempt.end(now)
+        finally:
+            gateway.accounting.add(self, relay, now)

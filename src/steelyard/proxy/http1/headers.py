@@ -1,0 +1,87 @@
+"""Headers: which go on, which are read, and which end at this connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""RFC 9110, 7.6.1: for one connection only. What `Connection` lists is added per message."""
+
+RELAY = 0
+READ = 1
+TAKE = 2
+"""Dispositions of a header: passed on; passed on and read; read and not passed on (dropped, or written anew)."""
+
+CACHED_NAMES = 1024
+"""Spellings of header names whose disposition is remembered; names come from clients, so there is a bound."""
+
+
+class HeaderTable:
+    """What is to be done with a header, by its name in any spelling."""
+
+    __slots__ = ("_by_name", "_prefixes", "known")
+
+    def __init__(self, read: Iterable[bytes], take: Iterable[bytes], take_prefixes: Iterable[bytes] = ()) -> None:
+        self._by_name: dict[bytes, int] = dict.fromkeys(read, READ)
+        self._by_name.update(dict.fromkeys(take, TAKE))
+        self._by_name.update(dict.fromkeys(HOP_BY_HOP, TAKE))
+        self._prefixes = tuple(take_prefixes)
+        self.known: dict[bytes, tuple[bytes, int]] = {}
+        """The answers of `classify` so far, for whoever is in a hurry."""
+
+    def classify(self, spelling: bytes) -> tuple[bytes, int]:
+        """(lower-case name, disposition) of a header name in any spelling."""
+        name = spelling.lower()
+        disposition = self._by_name.get(name, RELAY)
+        if disposition == RELAY and self._prefixes and name.startswith(self._prefixes):
+            disposition = TAKE
+        found = (name, disposition)
+        if len(self.known) >= CACHED_NAMES:
+            self.known.clear()
+        self.known[spelling] = found
+        return found
+
+
+class MessageError(ValueError):
+    """What the peer sent is not HTTP/1.1, or breaks a limit. `code` is one of the error codes of the gateway."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+_USUAL = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+
+
+def drop_listed(relay: list[bytes], connection: bytes) -> None:
+    """Take out of `relay` (name, b": ", value, CRLF, ...) what a Connection header lists, in place."""
+    if connection in _USUAL:
+        return
+    tokens = {token.strip() for token in connection.lower().split(b",")}
+    tokens -= {b"close", b"keep-alive", b""}
+    if not tokens:
+        return
+    kept: list[bytes] = []
+    for start in range(0, len(relay), 4):
+        if relay[start].lower() not in tokens:
+            kept += relay[start : start + 4]
+    relay[:] = kept
+
+
+def only_chunked(coding: bytes, code: str) -> bool:
+    """True for the one transfer coding that is understood here. Raises MessageError for others, such as gzip."""
+    if coding.strip().lower() != b"chunked":
+        raise MessageError(code, f"the transfer coding {coding.decode('latin-1')!r} is not supported, only chunked")
+    return True

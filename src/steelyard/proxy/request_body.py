@@ -1,0 +1,157 @@
+"""The body of a request: kept while it is read and may be sent again, or passed on as it comes."""
+
+from __future__ import annotations
+
+from steelyard.core.refusal import Refusal
+from steelyard.dialects import FieldScanner, Operation, ReadWork
+from steelyard.dialects.operation import LARGE_BODY
+from steelyard.proxy.alias import Renaming
+from steelyard.proxy.gateway import Gateway
+from steelyard.proxy.http1 import LAST_CHUNK, RequestHead, chunk
+from steelyard.proxy.upstream import NodeConnection
+
+KEPT_BODY = 64 << 10
+"""Up to so many bytes a body is kept even if nothing in it is needed, so that the request can be sent again."""
+PENDING_UPLOAD = 256 << 10
+"""Bytes of a streamed body that may wait for the node's connection."""
+
+
+class RequestBody:
+    """One request's body.
+
+    It is *kept* where its fields decide (or where it is small), and *streamed* where nothing in it is needed. Kept
+    bytes count in the gateway's `body_memory` until `drop`.
+    """
+
+    # The first values stand on the class: see Exchange.
+    size = 0
+    """Bytes received."""
+    held = 0
+    """Of these, bytes that count as body memory."""
+    sent = False
+    """Bytes of a streamed body went to a node: it cannot be sent again."""
+    streamed = False
+    """The body is passed on as it comes."""
+    _scanner: FieldScanner | None = None
+
+    def __init__(self, head: RequestHead, operation: Operation, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._head = head
+        if head.coded and operation.body != "none":
+            # A compressed body is not opened: what it asks for is the node's to find out.
+            operation = Operation(operation.dialect, operation.name)
+        self._operation = operation
+        self._pieces: list[bytes] = []
+        if operation.body == "none" and head.has_body:
+            self.streamed = head.content_length is None or head.content_length > KEPT_BODY
+
+    def prepare(self, content_type: bytes) -> None:
+        """Get ready for a body that is known to be large. Raises MalformedBody when its type says it is hopeless."""
+        if not self.streamed:
+            self._scanner = self._operation.scanner(content_type)
+
+    def add(self, data: bytes, content_type: bytes) -> Refusal | None:
+        """The next bytes. A Refusal when they are too many; raises MalformedBody when they make no sense."""
+        self.size += len(data)
+        limits = self._gateway.settings.limits
+        if self.size > limits.body:
+            return too_large(limits.body)
+        self._pieces.append(data)
+        if self.streamed:
+            return None
+        self.held += len(data)
+        self._gateway.body_memory += len(data)
+        if self._gateway.body_memory > limits.body_memory:
+            return Refusal("overloaded", "too many large requests are being received", 5.0)
+        if self._scanner is not None:
+            self._scanner.feed(data)
+        elif self.size > LARGE_BODY:
+            # A chunked body that turns out to be large: from here on it is looked through as it comes.
+            self._scanner = self._operation.scanner(content_type)
+            if self._scanner is not None:
+                for piece in self._pieces:
+                    self._scanner.feed(piece)
+        return None
+
+    def read(self, content_type: bytes, target: bytes) -> ReadWork:
+        """What the request asks for, once it is whole (or at once when it streams). Raises MalformedBody."""
+        scanner, self._scanner = self._scanner, None
+        if scanner is not None:
+            return scanner.work()
+        pieces = self._pieces
+        if len(pieces) > 1 and not self.streamed:
+            self._pieces = pieces = [b"".join(pieces)]
+        return self._operation.read(pieces[0] if pieces and not self.streamed else b"", content_type, target)
+
+    def rename(self, renaming: Renaming, content_type: bytes) -> None:
+        """Put the served model's name in place of the alias."""
+        if not self.streamed and self._pieces:
+            body = renaming.request(self._operation, content_type, b"".join(self._pieces))
+            self._account(len(body) - sum(map(len, self._pieces)))
+            self._pieces = [body]
+
+    def framing(self) -> bytes:
+        """The header line for the node that says where the body ends."""
+        if self.streamed:
+            if self._head.chunked:
+                return b"Transfer-Encoding: chunked\r\n"
+            return b"Content-Length: %d\r\n" % (self._head.content_length or 0)
+        if self._pieces:
+            size = len(self._pieces[0]) if len(self._pieces) == 1 else sum(map(len, self._pieces))
+            return b"Content-Length: %d\r\n" % size
+        if self._head.content_length is not None or self._head.chunked:
+            return b"Content-Length: 0\r\n"
+        return b""
+
+    def send(self, connection: NodeConnection, head: bytes, received: bool) -> None:
+        """Write the head, and what is here of the body. `received`: the request is whole."""
+        pieces = self._pieces
+        transport = connection.transport
+        if not self.streamed:
+            if not pieces:
+                transport.write(head)
+            elif len(pieces) == 1 and len(pieces[0]) <= LARGE_BODY:
+                transport.write(head + pieces[0])
+            else:
+                transport.write(head)
+                transport.writelines(pieces)
+            connection.request_sent = True
+            return
+        transport.write(head)
+        self.pass_on(connection)
+        if received:
+            self.finish(connection)
+
+    def pass_on(self, connection: NodeConnection) -> None:
+        """Write what has come of a streamed body."""
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            self.sent = True
+            connection.transport.write(chunk(piece) if self._head.chunked else piece)
+
+    def finish(self, connection: NodeConnection) -> None:
+        """The streamed body is whole."""
+        if self._head.chunked:
+            connection.transport.write(LAST_CHUNK)
+        connection.request_sent = True
+
+    @property
+    def overflowing(self) -> bool:
+        """Whether a streamed body should wait for the node's connection."""
+        return self.streamed and sum(map(len, self._pieces)) > PENDING_UPLOAD
+
+    def drop(self) -> None:
+        """The body is not needed any more."""
+        if self.held:
+            self._pieces = []
+            self._scanner = None
+            self._account(-self.held)
+
+    def _account(self, size: int) -> None:
+        self.held += size
+        self._gateway.body_memory += size
+
+
+def too_large(limit: int) -> Refusal:
+    """The refusal of a body over the limit, in bytes."""
+    return Refusal("body_too_large", f"the body is larger than {limit} bytes")

@@ -1,0 +1,198 @@
+"""Requests that fit no node just now: they wait in line, for a while, and never for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from tests.blackbox.fakenode import Answer, FakeNode, Received
+from tests.blackbox.wire import Client
+from tests.blackbox.world import Running, World, eventually, node_entry, post_chat
+
+ANSWER = Answer().head() + Answer().body
+
+
+class Gate:
+    """A node's script: every request waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Received, asyncio.Event]] = []
+
+    async def __call__(self, received: Received) -> None:
+        await received.whole()
+        event = asyncio.Event()
+        self.waiting.append((received, event))
+        gone = asyncio.ensure_future(received.gone(50))
+        passed = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({gone, passed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            passed.cancel()
+            await asyncio.gather(gone, passed, return_exceptions=True)
+        if event.is_set():
+            received.send(ANSWER)
+
+    def open(self) -> None:
+        """Let the oldest one through."""
+        self.waiting.pop(0)[1].set()
+
+
+async def full(world: World, limit: int = 1, **changes: object) -> tuple[Running, FakeNode, Gate, list[Client]]:
+    """A gateway whose only node has as many requests as it may."""
+    gate = Gate()
+    node = await world.node(script=gate)
+    running = await world.serve(node_entry(node, max_in_flight=limit), **changes)
+    clients = []
+    for number in range(limit):
+        client = await running.client()
+        client.send(post_chat(user=f"first {number}"))
+        clients.append(client)
+    await eventually(lambda: len(gate.waiting) == limit)
+    return running, node, gate, clients
+
+
+def waiting(running: Running) -> int:
+    return running.gateway.balancer.queue.length
+
+
+async def line_up(running: Running, count: int, **fields: object) -> list[Client]:
+    """So many clients in line, in this order."""
+    clients = []
+    for number in range(count):
+        client = await running.client()
+        before = waiting(running)
+        client.send(post_chat(user=f"user {number}", **fields))
+        await eventually(lambda before=before: waiting(running) == before + 1)
+        clients.append(client)
+    return clients
+
+
+async def test_who_comes_first_is_served_first(world: World) -> None:
+    running, node, gate, first = await full(world)
+    clients = await line_up(running, 10)
+    for _ in range(11):
+        gate.open()
+        await eventually(lambda: gate.waiting or not running.gateway.exchanges)
+    for client in [*first, *clients]:
+        answer = await client.answer("POST")
+        assert answer.status == 200
+    assert [received.json["user"] for received in node.log[1:]] == [f"user {number}" for number in range(10)]
+    assert int(answer.get("x-steelyard-queue-ms") or b"0") > 0
+
+
+async def test_a_node_never_has_more_than_it_may(world: World) -> None:
+    running, node, gate, first = await full(world, limit=4)
+    clients = await line_up(running, 8)
+    seen = []
+    for _ in range(12):
+        seen.append(sum(not received.answered for received in node.log))
+        gate.open()
+        await asyncio.sleep(0.02)
+    for client in [*first, *clients]:
+        assert (await client.answer("POST")).status == 200
+    assert max(seen) == 4
+
+
+async def test_who_leaves_the_line_frees_the_place(world: World) -> None:
+    running, node, gate, (first,) = await full(world, defaults__queue__size=2)
+    one, other = await line_up(running, 2)
+    one.rst()
+    await eventually(lambda: waiting(running) == 1)
+    (third,) = await line_up(running, 1)
+    for _ in range(3):
+        await eventually(lambda: gate.waiting)
+        gate.open()
+    for client in (first, other, third):
+        assert (await client.answer("POST")).status == 200
+    assert node.executions == 3
+    await running.at_rest()
+    assert sorted(line["outcome"] for line in running.lines()) == ["client_gone", "ok", "ok", "ok"]
+
+
+async def test_a_full_line_is_a_429_with_retry_after(world: World) -> None:
+    running, _, gate, (first,) = await full(world, defaults__queue__size=1)
+    (second,) = await line_up(running, 1)
+    client = await running.client()
+    answer = await client.ask(post_chat())
+    assert answer.status == 429
+    assert json.loads(bytes(answer.body))["error"]["code"] == "queue_full"
+    assert 1 <= int(answer.get("retry-after") or b"0") <= 60
+    assert answer.keep_alive
+    gate.open()
+    await eventually(lambda: gate.waiting)
+    gate.open()
+    assert (await first.answer("POST")).status == (await second.answer("POST")).status == 200
+
+
+async def test_without_a_line_nobody_waits(world: World) -> None:
+    running, _, gate, (first,) = await full(world, defaults__queue__size=0)
+    assert (await running.ask(post_chat())).status == 429
+    gate.open()
+    await first.answer("POST")
+
+
+async def test_who_waits_too_long_gets_a_503(world: World) -> None:
+    running, _, gate, (first,) = await full(world, defaults__queue__wait="300ms")
+    answer = await running.ask(post_chat())
+    assert answer.status == 503
+    error = json.loads(bytes(answer.body))["error"]
+    assert error["code"] == "queue_timeout"
+    assert answer.get("retry-after")
+    gate.open()
+    await first.answer("POST")
+
+
+async def test_a_deadline_ends_the_waiting_with_a_504(world: World) -> None:
+    running, _, gate, (first,) = await full(world)
+    answer = await running.ask(post_chat(headers={"x-request-timeout": "300ms"}))
+    assert answer.status in (503, 504)
+    gate.open()
+    await first.answer("POST")
+
+
+async def test_a_node_that_comes_serves_the_line(world: World) -> None:
+    running, node, gate, (first,) = await full(world)
+    clients = await line_up(running, 3)
+    more = await world.node()
+    running.reload(nodes=[node_entry(node, max_in_flight=1), node_entry(more)])
+    for client in clients:
+        assert (await client.answer("POST")).status == 200
+    assert more.executions == 3
+    gate.open()
+    assert (await first.answer("POST")).status == 200
+
+
+async def test_a_node_that_dies_with_everything_in_line_does_not_strand_it(world: World) -> None:
+    running, node, _gate, (first,) = await full(world, defaults__queue__wait="1s")
+    clients = await line_up(running, 3)
+    node.refuse()
+    answers = [await client.answer("POST") for client in (first, *clients)]
+    for answer in answers:
+        assert answer.status in (502, 503)
+        assert json.loads(bytes(answer.body))["error"]["code"] in ("node_broke", "queue_timeout", "no_node")
+
+
+async def test_a_raised_limit_serves_the_line(world: World) -> None:
+    running, node, gate, (first,) = await full(world)
+    clients = await line_up(running, 3)
+    running.reload(nodes=[node_entry(node, max_in_flight=4)])
+    await eventually(lambda: len(gate.waiting) == 4)
+    for _ in range(4):
+        gate.open()
+    for client in (first, *clients):
+        assert (await client.answer("POST")).status == 200
+
+
+async def test_the_line_of_one_model_does_not_block_another(world: World) -> None:
+    running, _, gate, (first,) = await full(world)
+    waiting_clients = await line_up(running, 2)
+    other = await world.node(models=("other",))
+    running.reload(nodes=[*running.document["nodes"], node_entry(other)])
+    await eventually(lambda: running.state(other) == "ready")
+    assert (await running.ask(post_chat("other"))).status == 200
+    for _ in range(3):
+        await eventually(lambda: gate.waiting)
+        gate.open()
+    for client in (first, *waiting_clients):
+        assert (await client.answer("POST")).status == 200
