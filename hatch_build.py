@@ -17,7 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RINGS = ("core", "proxy")
-PURE = frozenset({"steelyard/core/route.py", "steelyard/core/work.py", "steelyard/proxy/access_log.py"})
+PURE = frozenset({"steelyard/core/route.py", "steelyard/proxy/access_log.py"})
 """mypyc does not know dataclasses with `slots=True`, nor msgspec's Struct."""
 COMPILERS = ("mypy", "setuptools", "httptools", "msgspec")
 """The compiler, and what it must know the types of."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from steelyard import __version__
 from steelyard.cli.main import COMMANDS, LazyGroup, app
+from steelyard.cli.version import data_path
 from steelyard.config.load import SETTINGS
 
 
@@ -41,10 +43,24 @@ def source_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version() -> None:
     done = steelyard("version")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"steelyard {__version__}\n")
     versions = json.loads(steelyard("version", "--json").stdout)
+    assert done.stdout.startswith(f"steelyard {__version__}, data path {versions['data path']}\n")
     assert versions["steelyard"] == __version__
     assert set(versions) >= {"python", "httptools", "msgspec", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [(["exchange.py"], "pure Python"), (["exchange.py", "exchange" + EXTENSION_SUFFIXES[0]], "compiled")],
+)
+def test_version_tells_how_the_data_path_is_built(
+    files: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proxy").mkdir()
+    for name in files:
+        (tmp_path / "proxy" / name).touch()
+    monkeypatch.setattr("steelyard.__path__", [str(tmp_path)])
+    assert data_path() == says
 
 
 def test_version_does_not_wait_for_the_proxy() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from steelyard.dialects import MalformedBody, ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import MalformedBody, recognise
 
 OPERATION = recognise("POST", "/v1/messages")
 
 
-def read(body: dict[str, Any]) -> ReadWork:
+def read(body: dict[str, Any]) -> Work:
     return OPERATION.read(json.dumps(body).encode(), b"application/json", b"/v1/messages")
 
 

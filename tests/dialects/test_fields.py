@@ -140,7 +140,7 @@ def test_a_long_value_is_measured_and_not_kept() -> None:
     body = b'{"messages":["' + b"word " * 2000 + b'"],"model":"m"}'
     found = read(body, 1000, metered=("messages",))
     assert found["model"] == b'"m"'
-    assert found["messages"] == LongValue("[", 10004, 2501)
+    assert found["messages"] == LongValue("[", 10004, 2501, 1)
 
 
 def test_spans_are_offsets_in_the_body() -> None:

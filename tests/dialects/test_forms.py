@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.dialects import MalformedBody, ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import MalformedBody, recognise
 from steelyard.dialects.multipart import LIMIT, MOST_PARTS, MultipartFields, Part
 
 PATH = "/v1/audio/transcriptions"
@@ -21,7 +22,7 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--xyz--\r\n"
 
 
-def read(body: bytes, content_type: bytes = TYPE, path: str = PATH) -> ReadWork:
+def read(body: bytes, content_type: bytes = TYPE, path: str = PATH) -> Work:
     return recognise("POST", path).read(body, content_type, path.encode())
 
 
@@ -108,7 +109,9 @@ def test_what_cannot_be_a_form(content_type: bytes, message: str) -> None:
          "form-data with a name (byte 7)"),
         (form(part("stream", b"maybe")), "stream must be true or false, not 'maybe'"),
         (form(part("model", b"\xff")), "form field model is not valid UTF-8 (byte 0 of it)"),
-        (form(part("model", b"m" * (LIMIT + 1))), "form field model is longer than 4096 bytes"),
+        (form(part("model", b"m" * (LIMIT + 1))), "model is longer than 256 characters"),
+        (form(part("user", b"u" * 257)), "user is longer than 256 characters"),
+        (form(part("stream", b" " * (LIMIT + 1))), "form field stream is longer than 4096 bytes"),
         (form(b"--xyz\r\nX: " + b"y" * 9000 + b"\r\n\r\n"), "multipart body is malformed: the headers of a part are "
          "longer than 8192 bytes (byte 7)"),
         (form(part("a", b"") * (MOST_PARTS + 1)), "multipart body is malformed: more than 1000 parts (byte 53007)"),
@@ -200,7 +203,13 @@ AUDIO = [
     (wav(2, size=0xFFFFFFFF), "", 2.0),
     (wav(2, size=99_999_999), "", 2.0),
     (b"RIFF\0\0\0\0WAVE", "", 0.0),
-    (b"fLaC\0\0\0\x22" + b"\0" * 10 + ((16_000 << 44) | (15 << 36) | 48_000).to_bytes(8, "big"), "", 3.0),
+    (
+        b"fLaC\0\0\0\x22" + b"\0" * 10 + ((16_000 << 44) | (15 << 36) | 48_000).to_bytes(8, "big") + b"\0" * 2000,
+        "",
+        3.0,
+    ),
+    (b"fLaC\0\0\0\x22" + b"\0" * 10 + ((16_000 << 44) | (1 << 35)).to_bytes(8, "big") + b"\0" * 1974, "", 4.0),
+    (wav(500, rate=1), "", 1.0),
     (b"fLaC" + b"\0" * 3, "", 7 / 64_000),
     (b"OggS" + b"\0" * 7996, "", 2.0),
     (b"\x1a\x45\xdf\xa3" + b"\0" * 3996, "", 1.0),

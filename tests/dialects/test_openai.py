@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.core.cost import estimate
-from steelyard.dialects import MalformedBody, ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import MalformedBody, recognise
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello there"}]
 
 
-def read(path: str, body: dict[str, Any] | bytes) -> ReadWork:
+def read(path: str, body: dict[str, Any] | bytes) -> Work:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return recognise("POST", path).read(raw, b"application/json", path.encode())
 
 
-def scan(path: str, body: bytes, step: int) -> ReadWork:
+def scan(path: str, body: bytes, step: int) -> Work:
     scanner = recognise("POST", path).scanner()
     assert scanner is not None
     for start in range(0, len(body), step):
@@ -29,9 +30,8 @@ def scan(path: str, body: bytes, step: int) -> ReadWork:
     return scanner.work()
 
 
-def attributes(work: ReadWork) -> dict[str, object]:
-    names = [*ReadWork.__mro__[1].__slots__, *ReadWork.__slots__]
-    return {name: getattr(work, name) for name in names}
+def attributes(work: Work) -> dict[str, object]:
+    return {name: getattr(work, name) for name in Work.__slots__}
 
 
 def test_a_chat_request() -> None:
@@ -110,7 +110,7 @@ OTHERS = [
      {"width": 512, "height": 768, "images": 4, "steps": 20}),
     ("/v1/images/generations", {"size": "auto"}, {"width": 1024, "height": 1024}),
     ("/v1/images/generations", {"size": "0x0", "n": 0}, {"width": 1024, "height": 1024, "images": 1}),
-    ("/v1/images/generations", {"size": "999999999x999999999"}, {"width": 999999999}),
+    ("/v1/images/generations", {"size": "999999999x999999999"}, {"width": 16384}),
 ]  # fmt: skip
 
 

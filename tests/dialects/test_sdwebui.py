@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from steelyard.core.cost import IMAGE_OVERHEAD_SECONDS, IMAGE_SECONDS_PER_STEP, PIXEL_EXPONENT, PIXELS, estimate
-from steelyard.dialects import ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import recognise
 
 
-def read(body: dict[str, Any], path: str = "/sdapi/v1/txt2img") -> ReadWork:
+def read(body: dict[str, Any], path: str = "/sdapi/v1/txt2img") -> Work:
     return recognise("POST", path).read(json.dumps(body).encode(), b"application/json", path.encode())
 
 
@@ -29,7 +30,9 @@ TABLE = [
     ({"enable_hr": True, "hr_resize_x": 1024, "height": 256}, {"width": 1024, "height": 512}),
     ({"enable_hr": True, "hr_resize_y": 1024, "height": 256}, {"width": 2048, "height": 1024}),
     ({"enable_hr": True, "hr_scale": 0}, {"width": 1024, "height": 1024}),
-    ({"enable_hr": True, "hr_scale": 1e300, "width": 1 << 40}, {"width": 1 << 30}),
+    ({"enable_hr": True, "hr_scale": 1e300, "width": 1 << 40}, {"width": 16384}),
+    ({"enable_hr": True, "hr_scale": 1e-9}, {"width": 512, "height": 512, "steps": 51}),
+    ({"batch_size": 1 << 40, "n_iter": 1 << 40, "steps": 1 << 40}, {"images": 10_000, "steps": 10_000}),
 ]
 
 

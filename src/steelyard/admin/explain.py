@@ -11,7 +11,8 @@ from steelyard.admin.access import Denied
 from steelyard.admin.answers import ExplainAnswer, OptionAnswer
 from steelyard.admin.inspection import clipped, finite, footprint_answer
 from steelyard.core.refusal import STATUSES, Refusal
-from steelyard.dialects import MalformedBody, Operation, ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import MalformedBody, Operation, recognise
 from steelyard.proxy.http1 import RequestHead, RequestReader
 from steelyard.proxy.local import local_answer
 from steelyard.proxy.request_body import RequestBody
@@ -119,7 +120,7 @@ def request_head(gateway: Gateway, asked: ExplainRequest, body: bytes) -> Reques
     raise Denied(400, "malformed_request", f"method, path and headers make no HTTP request: {problem}")
 
 
-def _answer(operation: Operation, work: ReadWork | None, *, outcome: str, reason: str) -> ExplainAnswer:
+def _answer(operation: Operation, work: Work | None, *, outcome: str, reason: str) -> ExplainAnswer:
     return ExplainAnswer(
         outcome=outcome,
         status=STATUSES.get(outcome),
@@ -139,5 +140,5 @@ def _answer(operation: Operation, work: ReadWork | None, *, outcome: str, reason
     )
 
 
-def _refused(operation: Operation, work: ReadWork | None, refusal: Refusal) -> ExplainAnswer:
+def _refused(operation: Operation, work: Work | None, refusal: Refusal) -> ExplainAnswer:
     return _answer(operation, work, outcome=refusal.code, reason=refusal.message)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
 
-from steelyard import __version__
-from steelyard.proxy import exchange
+import steelyard
 
 # The libraries whose version matters when the data path behaves oddly.
 _LIBRARIES = ("httptools", "msgspec", "pydantic", "uvloop")
@@ -21,7 +21,7 @@ def version(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the versions of Steelyard, of Python and of the libraries on the data path."""
-    versions = {"steelyard": __version__, "python": platform.python_version(), "data path": data_path()}
+    versions = {"steelyard": steelyard.__version__, "python": platform.python_version(), "data path": data_path()}
     for library in _LIBRARIES:
         try:
             versions[library] = installed_version(library)
@@ -36,4 +36,6 @@ def version(
 
 def data_path() -> str:
     """`compiled` (a wheel that was built with a C compiler), or `pure Python`."""
-    return "pure Python" if (exchange.__file__ or "").endswith(".py") else "compiled"
+    # Looked up, not imported: to print a version must not start the proxy.
+    found = PathFinder.find_spec("exchange", [f"{folder}/proxy" for folder in steelyard.__path__])
+    return "pure Python" if found is None or (found.origin or "").endswith(".py") else "compiled"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Final
+
+NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
-@dataclass(slots=True)
 class Footprint:
     """What a Work is predicted to occupy on a node."""
 
-    memory: int = 0
-    """Device memory in bytes, an upper quantile. 0 where device memory does not decide (pre-allocating engines)."""
-    seconds: float = 1.0
-    """Time on an otherwise idle node of speed 1, median, in seconds."""
-    tokens: int = 0
-    """KV tokens held until the end (prompt and output)."""
-    source: str = "default"
-    """Where the numbers come from: default, table, analytic, hint, learned."""
+    __slots__ = ("memory", "seconds", "source", "tokens")
+
+    def __init__(self, memory: int = 0, seconds: float = 1.0, tokens: int = 0, source: str = "default") -> None:
+        self.memory = memory
+        """Device memory in bytes, an upper quantile. 0 where device memory does not decide (pre-allocating engines)."""
+        self.seconds = seconds
+        """Time on an otherwise idle node of speed 1, median, in seconds."""
+        self.tokens = tokens
+        """KV tokens held until the end (prompt and output)."""
+        self.source = source
+        """Where the numbers come from: default, table, analytic, hint, learned."""
 
     @property
     def seconds_limit(self) -> float:
@@ -52,6 +57,7 @@ class Work:
         "repeatable",
         "samples",
         "session",
+        "session_fields",
         "steps",
         "stream",
         "tenant",
@@ -107,6 +113,8 @@ class Work:
         self.body_bytes = body_bytes
         self.session = session
         """The affinity key, already namespaced by tenant; None when the request names none."""
+        self.session_fields = NO_FIELDS
+        """The session keys that the body names, by field (`prompt_cache_key`, `user`); not empty strings."""
         self.tenant = tenant
         self.priority = 0
         self.deadline: float | None = None

@@ -19,7 +19,7 @@ from steelyard.dialects.openai import (
     Responses,
     Speech,
 )
-from steelyard.dialects.operation import LARGE_BODY, FieldScanner, MalformedBody, Operation, ReadWork, Usage
+from steelyard.dialects.operation import LARGE_BODY, FieldScanner, MalformedBody, Operation, Usage
 from steelyard.dialects.sdwebui import Pictures, WebUIOperation
 from steelyard.dialects.triton import TritonOperation
 
@@ -29,7 +29,6 @@ __all__ = [
     "JSONFields",
     "MalformedBody",
     "Operation",
-    "ReadWork",
     "Usage",
     "model_span",
     "recognise",

@@ -6,9 +6,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from steelyard.core.refusal import STATUSES
+from steelyard.core.work import Work
 from steelyard.dialects.body import BodyReader, Name, size
 from steelyard.dialects.json_operation import JSONOperation
-from steelyard.dialects.operation import Operation, ReadWork, Usage
+from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import prompt_tokens
 
 NOTHING = Raw(b"")
@@ -95,7 +96,7 @@ class Messages(JSONOperation[MessageFields]):
     reader = BodyReader(MessageFields)
     prompts = ("messages", "system", "tools")
 
-    def fill(self, work: ReadWork, fields: MessageFields) -> None:
+    def fill(self, work: Work, fields: MessageFields) -> None:
         work.model = fields.model
         work.prompt_tokens = prompt_tokens(fields.messages) + prompt_tokens(fields.system) + prompt_tokens(fields.tools)
         if fields.stream:

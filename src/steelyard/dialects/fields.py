@@ -17,14 +17,14 @@ from functools import lru_cache
 import msgspec
 
 from steelyard.dialects.operation import MalformedBody
-from steelyard.dialects.text import TextMeter
+from steelyard.dialects.text import InputMeter, TextMeter, unescaped, whole_escapes
 
 LIMIT = 4096
 """Bytes up to which a value is kept: names of models and session keys are far shorter."""
 MOST_MEMBERS = 1000
 """Members that need a closer look: with a wanted or escaped key, or an array or object as value. Bounds the work."""
 
-# In these expressions backslash escapes are gone (see `_unescaped`), so a quote always is the end of a string.
+# In these expressions backslash escapes are gone (see `unescaped`), so a quote always is the end of a string.
 _SPACE = rb"[ \t\r\n]*+"
 
 
@@ -56,13 +56,6 @@ def _skip_members(names: frozenset[bytes], limit: int) -> Callable[[bytes, int],
     # Not possessive (`)*+`): CPython before 3.11.5 forgets what such a group has matched. It never has to step back
     # far, since each member is possessive in itself.
     return re.compile(b"(?:" + _SPACE + member + b")*").match
-
-
-def _unescaped(data: bytes) -> bytes:
-    """The same text without escaped backslashes and quotes, at the same offsets."""
-    if b"\\" not in data:
-        return data
-    return data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
 
 
 def _depths(text: bytes, in_string: bool) -> tuple[int, int, bool]:
@@ -100,12 +93,15 @@ class LongValue:
     """In bytes."""
     tokens: int
     """The estimate for a metered field, else 0."""
+    sequences: int
+    """In a listed field, else 1."""
 
 
 class JSONFields:
     """The values of some top-level keys.
 
-    `names` are the keys wanted, `limit` is in bytes (at least 16), `metered` are those of the names that hold prompts.
+    `names` are the keys wanted, `limit` is in bytes (at least 16), `metered` are those of the names that hold prompts,
+    `listed` is the one whose value may be a list of them.
     Duplicate keys: the last one wins, as in the engines. However the body is cut, the results are the same.
     """
 
@@ -114,6 +110,7 @@ class JSONFields:
         "_in_string",
         "_kind",
         "_length",
+        "_listed",
         "_members",
         "_meter",
         "_metered",
@@ -130,9 +127,12 @@ class JSONFields:
         "spans",
     )
 
-    def __init__(self, names: Iterable[str], *, limit: int = LIMIT, metered: Iterable[str] = ()) -> None:
+    def __init__(
+        self, names: Iterable[str], *, limit: int = LIMIT, metered: Iterable[str] = (), listed: str = ""
+    ) -> None:
         self._names = {name.encode(): name for name in names}
         self._metered = frozenset(metered)
+        self._listed = listed
         self.limit = limit
         self.spans: dict[str, tuple[int, int]] = {}
         """Where each wanted value stands in the body: offsets of its first byte and of the byte after it."""
@@ -155,10 +155,8 @@ class JSONFields:
     def feed(self, piece: bytes) -> None:
         """Take the next bytes. Raises MalformedBody."""
         data = self._rest + piece if self._rest else piece
-        end = len(data)
-        if data.endswith(b"\\") and (end - len(data.rstrip(b"\\"))) % 2:
-            end -= 1  # the character that this backslash escapes is still to come
-        used = self._advance(data, _unescaped(data[:end] if end < len(data) else data), end)
+        end = whole_escapes(data)
+        used = self._advance(data, unescaped(data[:end] if end < len(data) else data), end)
         self._offset += used
         self._rest = data[used:]
 
@@ -262,7 +260,9 @@ class JSONFields:
             self._start = self._offset + position
             self._length = 0
             self._parts = []
-            self._meter = TextMeter() if self._name in self._metered else None
+            self._meter = None
+            if self._name in self._metered:
+                self._meter = InputMeter() if self._name == self._listed else TextMeter()
             return self._inside(data, text, position + 1, position)
         word = _word(text, position).end()  # type: ignore[union-attr]
         if word - position > self.limit:
@@ -345,8 +345,10 @@ class JSONFields:
         name = self._name
         if name is not None:
             if self._parts is None:
-                tokens = 0 if self._meter is None else self._meter.tokens
-                self._values[name] = LongValue(self._kind, self._length, tokens)
+                meter = self._meter
+                tokens = 0 if meter is None else meter.tokens
+                sequences = meter.sequences if isinstance(meter, InputMeter) else 1
+                self._values[name] = LongValue(self._kind, self._length, tokens, sequences)
             else:
                 self._values[name] = b"".join(self._parts)
             self.spans[name] = (self._start, self._offset + position)

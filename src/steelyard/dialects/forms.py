@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from steelyard.core.work import Work
 from steelyard.dialects.audio import seconds
 from steelyard.dialects.body import LONGEST_NAME, MOST_IMAGES, MOST_STEPS, longer, size
 from steelyard.dialects.multipart import LIMIT, MultipartFields, Part
 from steelyard.dialects.openai import answer_usage, image_size
-from steelyard.dialects.operation import NO_FIELDS, MalformedBody, Operation, ReadWork, Usage
+from steelyard.dialects.operation import MalformedBody, Operation, Usage
 
 TRUE = frozenset({"true", "1", "on", "yes", "t", "y"})
 FALSE = frozenset({"false", "0", "off", "no", "f", "n", ""})
@@ -23,7 +24,7 @@ class FormOperation(Operation):
     def __init__(self, name: str, *, repeatable: bool = False) -> None:
         super().__init__("openai", name, body="multipart", repeatable=repeatable)
 
-    def read(self, body: bytes, content_type: bytes, target: bytes) -> ReadWork:
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> Work:
         scanner = FormScanner(self, content_type)
         scanner.feed(body)
         return scanner.work()
@@ -39,7 +40,7 @@ class FormOperation(Operation):
             body = body[:start] + model.encode() + body[end:]
         return body
 
-    def fill(self, work: ReadWork, parts: Mapping[str, Part]) -> None:
+    def fill(self, work: Work, parts: Mapping[str, Part]) -> None:
         """Write what the form says, beyond model and stream, into the Work."""
         raise NotImplementedError
 
@@ -61,11 +62,11 @@ class FormScanner:
         self.body_bytes += len(piece)
         self._fields.feed(piece)
 
-    def work(self) -> ReadWork:
+    def work(self) -> Work:
         operation = self._operation
         # Of fields with the same name the last one counts, as in the forms of Starlette.
         parts = {part.name: part for part in self._fields.close()}
-        work = ReadWork(
+        work = Work(
             operation.dialect,
             operation.name,
             name(parts.get("model")),
@@ -74,7 +75,8 @@ class FormScanner:
             body_bytes=self.body_bytes,
         )
         user = name(parts.get("user"))
-        work.session_fields = {"user": user} if user else NO_FIELDS
+        if user:
+            work.session_fields = {"user": user}
         operation.fill(work, parts)
         return work
 
@@ -84,7 +86,7 @@ class Recognition(FormOperation):
 
     __slots__ = ()
 
-    def fill(self, work: ReadWork, parts: Mapping[str, Part]) -> None:
+    def fill(self, work: Work, parts: Mapping[str, Part]) -> None:
         file = parts.get("file")
         if file is not None:
             work.audio_seconds = seconds(file.start, file.size, file.filename or "")
@@ -95,7 +97,7 @@ class ImageEdits(FormOperation):
 
     __slots__ = ()
 
-    def fill(self, work: ReadWork, parts: Mapping[str, Part]) -> None:
+    def fill(self, work: Work, parts: Mapping[str, Part]) -> None:
         work.width, work.height = image_size(name(parts.get("size")))
         work.images = size(number(parts.get("n")), 1, MOST_IMAGES)
         work.steps = size(number(parts.get("num_inference_steps")), 0, MOST_STEPS)

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from steelyard.dialects.body import BodyReader
+from steelyard.core.work import Work
+from steelyard.dialects.body import BodyReader, size
 from steelyard.dialects.fields import JSONFields, LongValue, replace_model
-from steelyard.dialects.operation import NO_FIELDS, FieldScanner, MalformedBody, Operation, ReadWork
+from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -21,13 +22,14 @@ class JSONOperation(Operation, Generic[T]):
     reader: ClassVar[BodyReader[msgspec.Struct]]
     prompts: ClassVar[tuple[str, ...]] = ()
     """The fields that hold prompts: of type msgspec.Raw, and possibly large."""
+    listed: ClassVar[str] = ""
+    """The one of them whose value may be a list of prompts."""
 
     def __init__(self, dialect: str, name: str, *, repeatable: bool = False) -> None:
         super().__init__(dialect, name, body="json", repeatable=repeatable)
 
-    def read(self, body: bytes, content_type: bytes, target: bytes) -> ReadWork:
-        work = ReadWork(self.dialect, self.name)
-        work.session_fields = NO_FIELDS
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> Work:
+        work = Work(self.dialect, self.name)
         work.repeatable = self.repeatable
         work.body_bytes = len(body)
         fields = self.reader.read(body)
@@ -41,7 +43,7 @@ class JSONOperation(Operation, Generic[T]):
     def replace_model(self, body: bytes, content_type: bytes, model: str) -> bytes:
         return replace_model(body, model)
 
-    def fill(self, work: ReadWork, fields: T) -> None:
+    def fill(self, work: Work, fields: T) -> None:
         """Write what the fields say into the Work: model, sizes, stream, repeatable, session fields."""
         raise NotImplementedError
 
@@ -53,7 +55,7 @@ class JSONScanner:
 
     def __init__(self, operation: JSONOperation[Any], names: tuple[str, ...]) -> None:
         self._operation = operation
-        self._fields = JSONFields(names, metered=operation.prompts)
+        self._fields = JSONFields(names, metered=operation.prompts, listed=operation.listed)
         self.body_bytes = 0
 
     @property
@@ -65,15 +67,17 @@ class JSONScanner:
         self.body_bytes += len(piece)
         self._fields.feed(piece)
 
-    def work(self) -> ReadWork:
+    def work(self) -> Work:
         operation = self._operation
         parts: list[bytes] = []
         tokens = 0
+        sequences = 1
         for name, value in self._fields.close().items():
             if isinstance(value, LongValue):
                 if name not in operation.prompts:
                     raise MalformedBody(f"{name} is longer than {self._fields.limit} bytes")
                 tokens += value.tokens - EMPTY_TOKENS
+                sequences *= value.sequences
                 value = EMPTY[value.kind]
             else:
                 self._check(name, value)
@@ -81,6 +85,7 @@ class JSONScanner:
         # The few small values are decoded as if they were the body, by the same code.
         work = operation.read(b"{" + b",".join(parts) + b"}", b"", b"")
         work.prompt_tokens += tokens
+        work.samples = size(work.samples * sequences, 1)
         work.body_bytes = self.body_bytes
         return work
 

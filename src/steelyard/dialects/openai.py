@@ -10,9 +10,10 @@ import re
 import msgspec
 from msgspec import Raw, Struct
 
+from steelyard.core.work import Work
 from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, Name, size
 from steelyard.dialects.json_operation import JSONOperation
-from steelyard.dialects.operation import Operation, ReadWork, Usage
+from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import InputMeter, prompt_tokens
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -108,7 +109,7 @@ class Chat(JSONOperation[ChatFields]):
     reader = BodyReader(ChatFields)
     prompts = ("messages", "tools")
 
-    def fill(self, work: ReadWork, fields: ChatFields) -> None:
+    def fill(self, work: Work, fields: ChatFields) -> None:
         work.model = fields.model
         work.prompt_tokens = prompt_tokens(fields.messages)
         if fields.tools is not NOTHING:
@@ -150,7 +151,7 @@ class Completions(JSONOperation[CompletionFields]):
     prompts = ("prompt",)
     listed = "prompt"
 
-    def fill(self, work: ReadWork, fields: CompletionFields) -> None:
+    def fill(self, work: Work, fields: CompletionFields) -> None:
         work.model = fields.model
         work.prompt_tokens, sequences = measure_input(fields.prompt)
         work.stream = bool(fields.stream)
@@ -190,7 +191,7 @@ class Responses(JSONOperation[ResponseFields]):
     reader = BodyReader(ResponseFields)
     prompts = ("input", "instructions", "tools")
 
-    def fill(self, work: ReadWork, fields: ResponseFields) -> None:
+    def fill(self, work: Work, fields: ResponseFields) -> None:
         work.model = fields.model
         work.prompt_tokens = sum(map(prompt_tokens, (fields.input, fields.instructions, fields.tools)))
         work.stream = bool(fields.stream)
@@ -222,7 +223,7 @@ class Encode(JSONOperation[InputFields]):
     prompts = ("input", "prompt", "messages", "query", "documents", "texts", "text_1", "text_2")
     listed = "input"
 
-    def fill(self, work: ReadWork, fields: InputFields) -> None:
+    def fill(self, work: Work, fields: InputFields) -> None:
         work.model = fields.model
         if fields.input is not NOTHING:
             work.prompt_tokens, work.samples = measure_input(fields.input)
@@ -250,7 +251,7 @@ class Images(JSONOperation[ImageFields]):
     __slots__ = ()
     reader = BodyReader(ImageFields)
 
-    def fill(self, work: ReadWork, fields: ImageFields) -> None:
+    def fill(self, work: Work, fields: ImageFields) -> None:
         work.model = fields.model
         work.images = size(fields.n, 1, MOST_IMAGES)
         work.width, work.height = image_size(fields.size)
@@ -283,6 +284,6 @@ class Speech(JSONOperation[SpeechFields]):
     reader = BodyReader(SpeechFields)
     prompts = ("input",)
 
-    def fill(self, work: ReadWork, fields: SpeechFields) -> None:
+    def fill(self, work: Work, fields: SpeechFields) -> None:
         work.model = fields.model
         work.prompt_tokens = prompt_tokens(fields.input)

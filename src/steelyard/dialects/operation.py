@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,8 +13,6 @@ from steelyard.core.work import Work
 LARGE_BODY = 128 * 1024
 """Bytes from which a body is read through `Operation.scanner()` as it arrives, not in one go: reading this much at
 once takes at most about 1 ms, also when it is made to be slow."""
-
-NO_FIELDS: Mapping[str, str] = {}
 
 
 class MalformedBody(ValueError):
@@ -33,22 +30,13 @@ class Usage:
     """The part of the prompt that was in the prefix cache."""
 
 
-class ReadWork(Work):
-    """A Work as it was read from a request."""
-
-    __slots__ = ("session_fields",)
-
-    session_fields: Mapping[str, str]
-    """The session keys that the body names, by field (`prompt_cache_key`, `user`); not empty strings."""
-
-
 class FieldScanner(Protocol):
     """Reads a large body piece by piece, so that no single step holds the loop."""
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the body. Raises MalformedBody."""
 
-    def work(self) -> ReadWork:
+    def work(self) -> Work:
         """The Work, after the last piece. Raises MalformedBody."""
 
 
@@ -77,15 +65,13 @@ class Operation:
     def __repr__(self) -> str:
         return f"<Operation {self.dialect} {self.name}>"
 
-    def read(self, body: bytes, content_type: bytes, target: bytes) -> ReadWork:
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> Work:
         """What the request asks for.
 
         `body` is all of it (empty when `self.body` is none and it streams by), `content_type` the header's value or
         empty, `target` the path with its query. Raises MalformedBody.
         """
-        work = ReadWork(self.dialect, self.name, repeatable=self.repeatable, body_bytes=len(body))
-        work.session_fields = NO_FIELDS
-        return work
+        return Work(self.dialect, self.name, repeatable=self.repeatable, body_bytes=len(body))
 
     def scanner(self, content_type: bytes = b"") -> FieldScanner | None:
         """A reader for a large body that arrives piece by piece; None when there is nothing to read.

@@ -8,10 +8,11 @@ import msgspec
 from msgspec import Struct
 
 from steelyard.core.cost import PIXEL_EXPONENT
+from steelyard.core.work import Work
 from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, Name, size
 from steelyard.dialects.fields import replace_model
 from steelyard.dialects.json_operation import JSONOperation
-from steelyard.dialects.operation import MalformedBody, Operation, ReadWork
+from steelyard.dialects.operation import MalformedBody, Operation
 
 SETTINGS = ("override_settings", "sd_model_checkpoint")
 """Where a request names its model."""
@@ -64,7 +65,7 @@ class Pictures(JSONOperation[PictureFields]):
     __slots__ = ()
     reader = BodyReader(PictureFields)
 
-    def fill(self, work: ReadWork, fields: PictureFields) -> None:
+    def fill(self, work: Work, fields: PictureFields) -> None:
         settings = fields.override_settings
         if settings is not None:
             work.model = settings.sd_model_checkpoint
@@ -85,7 +86,7 @@ class Pictures(JSONOperation[PictureFields]):
         return sdwebui_error(code, message)
 
 
-def add_second_pass(work: ReadWork, fields: PictureFields) -> None:
+def add_second_pass(work: Work, fields: PictureFields) -> None:
     """Write the size of the larger pass, and the steps at that size that cost as much as both, into the Work."""
     width, height = second_pass_size(work.width, work.height, fields)
     steps = size(fields.hr_second_pass_steps, work.steps, MOST_STEPS)

@@ -18,6 +18,8 @@ SMALLEST_BLOB = 512
 MOST_BLOBS = 1000
 """So many are looked at in one prompt, which bounds the work; the rest counts as text."""
 
+NO_SIGNS = bytes(set(range(256)) - set(b'"[]{},:'))
+
 
 def tokens(text_bytes: int, blobs: int = 0) -> int:
     """The estimate, at least 1 when there is a prompt at all."""
@@ -32,6 +34,20 @@ def prompt_tokens(raw: Raw) -> int:
     meter = TextMeter()
     meter.feed(bytes(raw))
     return meter.tokens
+
+
+def unescaped(data: bytes) -> bytes:
+    """JSON without escaped backslashes and quotes, at the same offsets: a quote that is left is the end of a string."""
+    if b"\\" not in data:
+        return data
+    return data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+
+
+def whole_escapes(data: bytes) -> int:
+    """How many bytes of `data` end on no half of an escape: all, or all but the backslash at the end."""
+    if data.endswith(b"\\") and (len(data) - len(data.rstrip(b"\\"))) % 2:
+        return len(data) - 1
+    return len(data)
 
 
 class TextMeter:
@@ -102,3 +118,51 @@ class TextMeter:
             if at >= 0 and (best < 0 or at + len(mark) < best):
                 best = at + len(mark)
         return best
+
+
+class InputMeter(TextMeter):
+    """Measures a JSON value that holds one sequence or several: a text, token ids, or a list of either.
+
+    A list of objects is as many sequences. However the value is cut, the result is the same.
+    """
+
+    __slots__ = ("_before", "_in_string", "_last", "_numbers", "_objects", "_opens", "_strings")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_string = False
+        self._before = b""  # half of an escape
+        self._last = b""  # the last sign before the piece
+        self._strings = 0
+        self._objects = 0
+        self._opens = 0
+        self._numbers = 1
+
+    @property
+    def sequences(self) -> int:
+        """At least 1."""
+        return self._objects or self._strings or max(1, self._opens - 1)
+
+    @property
+    def tokens(self) -> int:
+        if self._opens == 0 or self._strings or self._objects:
+            return super().tokens
+        return self._numbers
+
+    def feed(self, piece: bytes) -> None:
+        super().feed(piece)
+        data = self._before + piece
+        end = whole_escapes(data)
+        self._before = data[end:]
+        parts = unescaped(data[:end]).split(b'"')
+        quotes = len(parts) - 1
+        self._strings += (quotes + (not self._in_string)) // 2
+        signs = b'"'.join(parts[self._in_string :: 2]).translate(None, NO_SIGNS)
+        self._in_string ^= quotes % 2 == 1
+        if not signs:
+            return
+        self._opens += signs.count(b"[")
+        self._numbers += signs.count(b",")
+        signs = self._last + signs
+        self._objects += signs.count(b"[{") + signs.count(b",{")
+        self._last = signs[-1:]

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from steelyard.core.work import Work
 from steelyard.dialects.body import LONGEST_NAME, longer
-from steelyard.dialects.operation import NO_FIELDS, Operation, ReadWork
+from steelyard.dialects.operation import Operation
 
 _MODEL = re.compile(rb"/+v2/+models/+([^/?#]+)")
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -27,16 +28,12 @@ class TritonOperation(Operation):
         super().__init__("triton", name, repeatable=repeatable)
         self.stream = stream
 
-    def read(self, body: bytes, content_type: bytes, target: bytes) -> ReadWork:
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> Work:
         match = _MODEL.match(target)
         model = None if match is None else model_name(match[1])
         if model is not None and len(model) > LONGEST_NAME:
             raise longer("the model's name in the path")
-        work = ReadWork(
-            "triton", self.name, model, stream=self.stream, repeatable=self.repeatable, body_bytes=len(body)
-        )
-        work.session_fields = NO_FIELDS
-        return work
+        return Work("triton", self.name, model, stream=self.stream, repeatable=self.repeatable, body_bytes=len(body))
 
     def replace_target(self, target: bytes, model: str) -> bytes:
         match = _MODEL.match(target)

@@ -20,7 +20,8 @@ from steelyard.core.placement import Placement
 from steelyard.core.queue import Ticket
 from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route
-from steelyard.dialects import LARGE_BODY, MalformedBody, Operation, ReadWork, recognise
+from steelyard.core.work import Work
+from steelyard.dialects import LARGE_BODY, MalformedBody, Operation, recognise
 from steelyard.proxy.alias import Renaming
 from steelyard.proxy.attempt import Attempt
 from steelyard.proxy.client import Client
@@ -54,7 +55,7 @@ class Exchange:
     # What most requests never change has its first value on the class: an exchange is made for every request, and
     # each assignment in its __init__ would be paid by all of them.
     tenant = ""
-    work: ReadWork | None = None
+    work: Work | None = None
     route: Route | None = None
     renaming: Renaming | None = None
     attempt: Attempt | None = None

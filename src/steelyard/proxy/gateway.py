@@ -16,7 +16,7 @@ from steelyard.core.placement import Placement
 from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route, first_match
 from steelyard.core.work import Work
-from steelyard.dialects import MalformedBody, ReadWork
+from steelyard.dialects import MalformedBody
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.accounting import Accounting
 from steelyard.proxy.counters import Counters
@@ -266,7 +266,7 @@ class Gateway:
                 raise MalformedBody(f"header x-request-timeout: {error}") from None
             work.deadline = started_at + seconds
 
-    def take_hints(self, work: ReadWork, route: Route, read: Mapping[bytes, bytes]) -> None:
+    def take_hints(self, work: Work, route: Route, read: Mapping[bytes, bytes]) -> None:
         """What a trusted peer states of a request: priority, memory, seconds. Raises MalformedBody."""
         memory, seconds = read.get(b"x-steelyard-memory"), read.get(b"x-steelyard-seconds")
         try:
@@ -283,7 +283,7 @@ class Gateway:
         except ValueError as error:
             raise MalformedBody(f"a header x-steelyard-*: {error}") from None
 
-    def route(self, head: RequestHead, work: ReadWork) -> Route | None:
+    def route(self, head: RequestHead, work: Work) -> Route | None:
         """The first route that matches; the Work gets the session key that the route looks for."""
         route = self._only_route
         if route is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from steelyard.core.refusal import Refusal
-from steelyard.dialects import FieldScanner, Operation, ReadWork
+from steelyard.core.work import Work
+from steelyard.dialects import FieldScanner, Operation
 from steelyard.dialects.operation import LARGE_BODY
 from steelyard.proxy.alias import Renaming
 from steelyard.proxy.gateway import Gateway
@@ -73,7 +74,7 @@ class RequestBody:
                     self._scanner.feed(piece)
         return None
 
-    def read(self, content_type: bytes, target: bytes) -> ReadWork:
+    def read(self, content_type: bytes, target: bytes) -> Work:
         """What the request asks for, once it is whole (or at once when it streams). Raises MalformedBody."""
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
