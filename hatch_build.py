@@ -17,8 +17,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RINGS = ("core", "proxy")
-PURE = frozenset({"steelyard/core/route.py", "steelyard/proxy/access_log.py"})
-"""mypyc does not know dataclasses with `slots=True`, nor msgspec's Struct."""
+PURE = frozenset({"steelyard/proxy/access_log.py"})
+"""mypyc does not know msgspec's Struct, nor dataclasses with `slots=True`."""
+MORE = ("steelyard/telemetry/fetch.py",)
+"""Has a subclass of a compiled class, so it must be compiled itself."""
 COMPILERS = ("mypy", "setuptools", "httptools", "msgspec")
 """The compiler, and what it must know the types of."""
 GROUP = "steelyard_compiled"
@@ -59,10 +61,13 @@ class CompiledRings(BuildHookInterface):  # type: ignore[type-arg]
         sources = self._folder / "src"
         shutil.copytree(Path(self.root) / "src", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         modules = [
-            name
-            for ring in RINGS
-            for path in sorted((sources / "steelyard" / ring).rglob("*.py"))
-            if (name := path.relative_to(sources).as_posix()) not in PURE
+            *MORE,
+            *(
+                name
+                for ring in RINGS
+                for path in sorted((sources / "steelyard" / ring).rglob("*.py"))
+                if (name := path.relative_to(sources).as_posix()) not in PURE
+            ),
         ]
         self.app.display_info(f"compiling {len(modules)} modules; this takes about a minute")
         done = subprocess.run(

@@ -16,10 +16,12 @@ def install(name: str, cache: Path) -> str | None:
     home = cache / name
     cache.mkdir(parents=True, exist_ok=True)
     python = home / "bin" / "python"
+    # The Python that this environment was made from: that one has pip.
+    outside = str(Path(sys.executable).resolve())
     steps = [
         # Debian's python3 has no ensurepip: the environment is made without pip and filled by another's pip.
         [sys.executable, "-m", "venv", "--without-pip", str(home)],
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", PACKAGES[name]],
+        [outside, "-m", "pip", "--python", str(python), "install", "--quiet", PACKAGES[name]],
     ]
     for step in steps:
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steelyard.core.policies import Policy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeouts:
     """How long each phase may last, in seconds."""
 
@@ -29,14 +29,14 @@ class Timeouts:
     total: float = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RetryRule:
     retries: int = 1
     budget: float = 0.2
     """Share of the live requests that may be retries at the same time (at least 3, Envoy's minimum)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QueueRule:
     size: int = 1000
     """Requests that may wait."""
@@ -44,7 +44,7 @@ class QueueRule:
     """Seconds a request may wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FootprintRule:
     """One row of a route's table: when every named size is met, the Work occupies this."""
 
@@ -68,7 +68,7 @@ class FootprintRule:
         return True
 
 
-@dataclass(slots=True)
+@dataclass
 class Match:
     """Conditions of a route, all of which must hold. Paths and models are shell patterns."""
 
@@ -86,7 +86,7 @@ class Match:
         return all(headers.get(name) == value for name, value in self.headers.items())
 
 
-@dataclass(slots=True)
+@dataclass
 class Route:
     """A name, what it matches, and the behaviour of what it matches."""
 

@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 
 from steelyard.core.refusal import STATUSES
 from steelyard.core.work import Work
-from steelyard.dialects.body import BodyReader, Name, size
+from steelyard.dialects.body import AnswerReader, BodyReader, Name, size
 from steelyard.dialects.json_operation import JSONOperation
 from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import prompt_tokens
@@ -48,7 +48,7 @@ class Answer(Struct, gc=False):
     usage: UsageFields | None = None
 
 
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_read_answer = AnswerReader(Answer).read
 
 
 def anthropic_error(status: int, code: str, message: str, request_id: str) -> bytes:
@@ -113,8 +113,5 @@ class Messages(JSONOperation[MessageFields]):
         return anthropic_stream_error(code, message)
 
     def usage(self, body: bytes) -> Usage | None:
-        try:
-            fields = _decode_answer(body).usage
-        except (msgspec.MsgspecError, RecursionError):
-            return None
-        return None if fields is None else fields.usage()
+        answer = _read_answer(body)
+        return answer.usage.usage() if answer is not None and answer.usage is not None else None

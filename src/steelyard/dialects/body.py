@@ -10,6 +10,7 @@ import msgspec
 from steelyard.dialects.operation import MalformedBody
 
 BOM = b"\xef\xbb\xbf"
+BACKSLASH = 0x5C
 LARGEST_SIZE = 1 << 30
 """Sizes are cut to this, so that no number of a client makes the arithmetic overflow."""
 LARGEST_SIDE = 1 << 14
@@ -84,6 +85,34 @@ def explained(body: bytes, error: Exception) -> MalformedBody:
 def longer(name: str, limit: int = LONGEST_NAME) -> MalformedBody:
     """The error of a text that has more than `limit` characters."""
     return MalformedBody(f"{name} is longer than {limit} characters")
+
+
+class AnswerReader(Generic[T]):
+    """Decodes a plain answer into a Struct with one field, of which the answer is full of others: see `read`."""
+
+    __slots__ = ("_decode", "_key")
+
+    def __init__(self, struct: type[T]) -> None:
+        (field,) = struct.__struct_encode_fields__
+        self._decode = msgspec.json.Decoder(struct).decode
+        self._key = b'"%b"' % field.encode()
+
+    def read(self, body: bytes) -> T | None:
+        """The Struct; None when the answer is not such JSON.
+
+        The engines write the usage last, behind all of the text. So the last member of that name is tried first,
+        together with what follows it: that is an object only if it is a member of the outermost one.
+        """
+        start = body.rfind(self._key)
+        if start > 0 and body[start - 1] != BACKSLASH:
+            try:
+                return self._decode(b"{" + body[start:])
+            except (msgspec.MsgspecError, RecursionError):
+                pass
+        try:
+            return self._decode(body)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
 
 
 def size(value: int | None, default: int, most: int = LARGEST_SIZE) -> int:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from msgspec import Raw, Struct
 
 from steelyard.core.work import Work
-from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, Name, size
+from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, AnswerReader, BodyReader, Name, size
 from steelyard.dialects.json_operation import JSONOperation
 from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import InputMeter, prompt_tokens
@@ -57,16 +56,13 @@ class Answer(Struct, gc=False):
     usage: UsageFields | None = None
 
 
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_read_answer = AnswerReader(Answer).read
 
 
 def answer_usage(body: bytes) -> Usage | None:
     """The usage in a plain answer."""
-    try:
-        fields = _decode_answer(body).usage
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return None if fields is None else fields.usage()
+    answer = _read_answer(body)
+    return answer.usage.usage() if answer is not None and answer.usage is not None else None
 
 
 def session_fields(prompt_cache_key: str | None, user: str | None) -> dict[str, str]:

@@ -105,7 +105,7 @@ class Accounting:
             return
         head = exchange.head
         entry = Entry(
-            round(now + offset, 3),
+            int((now + offset) * 1000.0) / 1000.0,
             exchange.request_id.decode("latin-1"),
             exchange.client.peer,
             head.method,

@@ -9,7 +9,7 @@ fails is the exchange's to decide.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from steelyard.core.eligibility import CANCELS_ON_DISCONNECT
 from steelyard.core.placement import Placement
@@ -24,7 +24,7 @@ from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import RequestHead, ResponseHead, status_line
 from steelyard.proxy.relay import Relay
 from steelyard.proxy.request_body import RequestBody
-from steelyard.proxy.upstream import NodeConnection, Upstream
+from steelyard.proxy.upstream import NodeConnection, Sink, Upstream
 
 UNSURE = frozenset({"openai", "generic"})
 """Engines that nobody knows. Servers stop a stream when its client leaves, since the next write fails; a plain answer
@@ -37,7 +37,7 @@ RACE_SECONDS = 0.25
 """A reused connection that breaks within this time, without a byte, was being closed by the node."""
 
 
-class Request(Protocol):
+class Request(ABC):
     """What an attempt needs of the request that it sends, and whom it tells what came of it."""
 
     client: Client
@@ -49,34 +49,39 @@ class Request(Protocol):
     route: Route | None
     renaming: Renaming | None
     received: bool
+    work: Work | None
 
-    @property
-    def work(self) -> Work | None: ...
-
+    @abstractmethod
     def may_go_elsewhere(self) -> bool:
         """Whether the request may be sent to another node if this one does not begin."""
 
+    @abstractmethod
     def retry(self, reason: str) -> bool:
         """The node did not begin. True when another one is tried."""
 
+    @abstractmethod
     def may_redispatch(self) -> bool:
         """Whether the request may be sent to another node if this one breaks, or is silent, before its answer."""
 
+    @abstractmethod
     def redispatch(self, reason: str) -> bool:
         """The node broke, or is silent, with the request. True when another one is tried."""
 
+    @abstractmethod
     def refuse(self, refusal: Refusal) -> None:
         """Nothing of an answer will come."""
 
+    @abstractmethod
     def break_off(self, code: str, message: str) -> None:
         """The rest of the answer will not come."""
 
+    @abstractmethod
     def answered(self, status: int) -> None:
         """The answer is whole."""
 
 
-class Attempt:
-    """Implements upstream.Sink."""
+class Attempt(Sink):
+    """Receives the answer of its node."""
 
     connection: NodeConnection | None = None
     sent_at = 0.0
@@ -177,7 +182,7 @@ class Attempt:
         if body.streamed and not self._node_paused_at:
             request.client.resume_reading()
 
-    # -- the node's side (Sink)
+    # -- the node's side: Sink
 
     def node_interim(self, head: ResponseHead) -> None:
         # 100 answers an expectation that the gateway has met itself.

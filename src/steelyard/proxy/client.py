@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 
-class Client(Protocol):
-    """A client's connection."""
+class Client(ABC):
+    """A client's connection.
+
+    A base class and not a Protocol: of a class that it knows, the compiler reaches attributes and methods directly.
+    """
+
+    __slots__ = ("peer", "trusted", "write")
 
     peer: str
     """Its address, without the port."""
@@ -15,19 +20,25 @@ class Client(Protocol):
     """Whether what it says of those behind it counts."""
     write: Callable[[bytes], None]
 
+    @abstractmethod
     def pause_reading(self) -> None:
         """Take no further bytes of the request for now."""
 
+    @abstractmethod
     def resume_reading(self) -> None: ...
 
+    @abstractmethod
     def forwarding_lines(self, read: dict[bytes, bytes]) -> bytes:
         """X-Forwarded-* and Via for the node, given the headers that were read."""
 
+    @abstractmethod
     def exchange_ended(self, exchange: object, closing: bool) -> None:
         """The answer is written, or will not be. `closing`: no other request can follow it."""
 
+    @abstractmethod
     def close_abnormally(self, flush: bool) -> None:
         """End in the middle of an answer. Without `flush` with a reset, which nobody takes for an end."""
 
+    @abstractmethod
     def abort(self) -> None:
         """Cut the connection."""

@@ -19,6 +19,10 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
+        if value == 0.0:
+            # Most waits in the line.
+            self.counts[0] += 1
+            return
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -43,7 +47,7 @@ class Cell:
 
     def __init__(self) -> None:
         self.outcomes: dict[tuple[int, str], int] = {}
-        """(status, outcome) -> requests. Both come from closed sets: see `Counters.finished`."""
+        """(status, outcome) -> requests. Both come from closed sets: see `accounting.COUNTED`."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.prompt_tokens = 0

@@ -23,7 +23,7 @@ from steelyard.core.route import Route
 from steelyard.core.work import Work
 from steelyard.dialects import LARGE_BODY, MalformedBody, Operation, recognise
 from steelyard.proxy.alias import Renaming
-from steelyard.proxy.attempt import Attempt
+from steelyard.proxy.attempt import Attempt, Request
 from steelyard.proxy.client import Client
 from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead
@@ -49,8 +49,8 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Exchange:
-    """A request and its answer. Implements queue.Waiter and attempt.Request."""
+class Exchange(Request):
+    """A request and its answer. Implements queue.Waiter, too."""
 
     # What most requests never change has its first value on the class: an exchange is made for every request, and
     # each assignment in its __init__ would be paid by all of them.

@@ -7,12 +7,12 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import cast
 
 from steelyard.core.refusal import Refusal
 from steelyard.dialects import recognise
 from steelyard.proxy.access_log import Entry
+from steelyard.proxy.client import Client
 from steelyard.proxy.exchange import Exchange
 from steelyard.proxy.forwarding import forwarding_lines, is_trusted
 from steelyard.proxy.gateway import Gateway
@@ -31,7 +31,7 @@ FLUSH_SECONDS = 30.0
 """How long a connection that is being closed may take to take the last bytes; after that it is cut."""
 
 
-class ClientConnection:
+class ClientConnection(Client):
     """One client connection. Requests are served one at a time, in order.
 
     An asyncio.Protocol by shape, not by inheritance: that lets it be compiled.
@@ -54,9 +54,6 @@ class ClientConnection:
         "_since",
         "_transport",
         "_unread",
-        "peer",
-        "trusted",
-        "write",
     )
 
     def __init__(self, gateway: Gateway) -> None:
@@ -95,7 +92,7 @@ class ClientConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-        self.write: Callable[[bytes], None] = self._transport.write
+        self.write = self._transport.write
         gateway = self._gateway
         counters = gateway.accounting.counters
         address = transport.get_extra_info("peername")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from steelyard.core.node import Node
@@ -25,27 +26,37 @@ WRITE_HIGH_WATER = 256 * 1024
 """Bytes waiting to be sent to a peer above which the other side is no longer read."""
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Who receives an answer: interim*, head, body*, then end or lost, exactly once."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def node_interim(self, head: ResponseHead) -> None: ...
 
+    @abstractmethod
     def node_head(self, head: ResponseHead, now: float) -> None: ...
 
+    @abstractmethod
     def node_body(self, data: bytes, last: bool, now: float) -> None:
         """`last`: node_end follows at once."""
 
+    @abstractmethod
     def node_flush(self) -> None:
         """The head came, with what there was behind it, and the end is yet to come."""
 
+    @abstractmethod
     def node_end(self) -> None: ...
 
+    @abstractmethod
     def node_lost(self, reason: str, reset: bool) -> None:
         """The connection broke before the answer was whole; `reset` when the node sent no byte of it."""
 
+    @abstractmethod
     def node_pause(self) -> None:
         """The node does not take the request's body as fast as it comes."""
 
+    @abstractmethod
     def node_resume(self) -> None: ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from steelyard.proxy.http1 import ResponseHead
-from steelyard.proxy.upstream import NodeConnection, Upstream
+from steelyard.proxy.upstream import NodeConnection, Sink, Upstream
 
 ANSWER_AT_MOST = 4 << 20
 """Bytes of an answer that are taken: metrics of a busy engine are some hundred KB."""
@@ -25,14 +25,14 @@ class FetchError(Exception):
         return isinstance(self.cause, ConnectionRefusedError)
 
 
-@dataclass(slots=True)
+@dataclass
 class Answer:
     status: int
     body: bytes
 
 
-class _Collector:
-    """Collects one answer. Implements upstream.Sink."""
+class _Collector(Sink):
+    """Collects one answer."""
 
     def __init__(self, future: asyncio.Future[Answer]) -> None:
         self._future = future
