@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,11 @@ from steelyard.config.load import load
 from steelyard.config.schema import Config
 from steelyard.core.node import State
 from steelyard.core.refusal import STATUSES
+from steelyard.proxy.attempt import Attempt
+from steelyard.proxy.exchange import Exchange
 from steelyard.proxy.gateway import Gateway
+from steelyard.proxy.http1 import RequestHead
+from steelyard.proxy.relay import Relay
 from steelyard.service import Service
 from tests.blackbox.fakenode import FakeNode
 from tests.blackbox.wire import PATIENCE, Client, Message, request
@@ -222,6 +227,8 @@ class World:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._exception)
         self._tasks = asyncio.all_tasks()
+        gc.collect()
+        gc.disable()
         self._sockets = sockets()
 
     def _exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -277,8 +284,10 @@ class World:
                         await running.at_rest()
         finally:
             await self._close_all()
+            gc.enable()
         if not check:
             return
+        assert not (left := kept_alive()), f"only the garbage collector would free {left}"
         assert not self.errors, self.errors
         for node in self.nodes:
             assert not node.problems, node.problems
@@ -306,6 +315,12 @@ class World:
 
     def _new_tasks(self) -> set[asyncio.Task[Any]]:
         return asyncio.all_tasks() - self._tasks - {asyncio.current_task()}
+
+
+def kept_alive() -> list[str]:
+    """What is left of requests: each should have been freed by its last reference."""
+    kinds = (Exchange, Attempt, Relay, RequestHead)
+    return sorted(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
 
 
 def sockets() -> int:

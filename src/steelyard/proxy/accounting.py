@@ -67,6 +67,9 @@ class Accounting:
         offset = time.time() - ended[-1][2]
         for exchange, relay, now in ended:
             self._settle(exchange, relay, now, offset)
+            # The two hold each other. Apart, they are freed here, and not some thousand requests later by the garbage
+            # collector: their memory, which the caches still hold, is the next request's.
+            exchange.attempt = None
 
     def _settle(self, exchange: Exchange, relay: Relay | None, now: float, offset: float) -> None:
         placement, work = exchange.placement, exchange.work

@@ -117,6 +117,7 @@ class ClientConnection(Client):
         events = reader.feed(data)
         if backlog:
             backlog += events
+            events.clear()
             self._read_ahead(len(data))
             return
         for event in events:
@@ -128,6 +129,7 @@ class ClientConnection(Client):
             else:
                 self._receiving = False
                 exchange.body_end()
+        events.clear()  # or the list would hold this request's head and body until the next one comes
         if backlog:
             self._read_ahead(len(data))
         elif reader.error is not None and (self._exchange is None or self._receiving):
