@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from steelyard.proxy.exchange import IDLE_BODY_SECONDS
 from steelyard.proxy.server import PIPELINED_BYTES, ClientConnection
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client, Message
@@ -231,10 +232,15 @@ async def test_a_node_s_early_answer_ends_the_upload(world: World) -> None:
     assert not client.reset, "what comes after the answer is thrown away for a while, not reset"
 
 
-async def test_a_body_that_stops_coming_is_a_408(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    _running, node, client = await one(world)
-    monkeypatch.setattr("steelyard.proxy.exchange.IDLE_BODY_SECONDS", 0.3)
+async def test_a_body_that_stops_coming_is_a_408(world: World) -> None:
+    running, node, client = await one(world)
     client.send(request("POST", "/v1/chat/completions", {**JSON, "Content-Length": "100"}) + b"{")
+    await eventually(lambda: running.exchanges, "the request has begun")
+    for exchange in list(running.exchanges):
+        exchange.check(running.gateway.clock() + IDLE_BODY_SECONDS - 1)
+        assert not client.buffer, "not yet"
+        exchange.check(running.gateway.clock() + IDLE_BODY_SECONDS + 1)
+    del exchange
     answer = await client.answer("POST")
     assert answer.status == 408
     assert code(answer) == "client_timeout"

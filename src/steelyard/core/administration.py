@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from posixpath import normpath
+from typing import Final
 
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-ALWAYS: dict[str, tuple[str, ...]] = {
+ALWAYS: Final[dict[str, tuple[str, ...]]] = {
     "vllm": (
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
@@ -109,7 +110,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 }
 """Refused by any method: some of these servers act on a GET too. `*` is within a segment, `**` is anything."""
 
-WRITING: dict[str, tuple[str, ...]] = {
+WRITING: Final[dict[str, tuple[str, ...]]] = {
     "vllm": ("/fault_tolerance/**",),
     "triton": (
         "/v2/trace/setting",
@@ -124,10 +125,10 @@ WRITING: dict[str, tuple[str, ...]] = {
 }
 """Refused unless the method only reads: who asks for the state does no harm."""
 
-DELETING: dict[str, tuple[str, ...]] = {"openai": ("/v1/models/**",)}
+DELETING: Final[dict[str, tuple[str, ...]]] = {"openai": ("/v1/models/**",)}
 """Refused when the method is DELETE. (A POST below /v1/models is inference: TensorFlow Serving's and KServe's v1.)"""
 
-INFERENCE = frozenset(
+INFERENCE: Final = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
@@ -164,16 +165,16 @@ def _split(*tables: dict[str, tuple[str, ...]]) -> tuple[frozenset[str], re.Patt
     return frozenset(paths).difference(stars), re.compile("|".join(expressions), re.DOTALL)
 
 
-_BY_METHOD = {
+_BY_METHOD: Final = {
     **dict.fromkeys(READING, _split(ALWAYS)),
     "DELETE": _split(ALWAYS, WRITING, DELETING),
 }
-_OTHERS = _split(ALWAYS, WRITING)
+_OTHERS: Final = _split(ALWAYS, WRITING)
 
-_ESCAPED = re.compile("%([0-9a-fA-F]{2})")
-_PLAIN = re.compile(r"(?:/[a-z0-9_-][a-z0-9_.-]*)+").fullmatch
-_END = re.compile("[?#]")
-_AUTHORITY = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://[^/]*")
+_ESCAPED: Final = re.compile("%([0-9a-fA-F]{2})")
+_PLAIN: Final = re.compile(r"(?:/[a-z0-9_-][a-z0-9_.-]*)+").fullmatch
+_END: Final = re.compile("[?#]")
+_AUTHORITY: Final = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://[^/]*")
 
 
 def is_administration(method: str, path: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from math import ceil
 from random import Random
+from typing import Final
 
 from steelyard.core.eligibility import objection, shortage, speaks
 from steelyard.core.fleet import Fleet
@@ -19,18 +20,18 @@ from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route
 from steelyard.core.work import Footprint, Work
 
-SCANNED = 64
+SCANNED: Final = 64
 """Up to so many candidates all are compared; among more a sample is. A scan of 64 costs what a decision may cost."""
-SAMPLE = 12
+SAMPLE: Final = 12
 """Nodes drawn from more than SCANNED candidates. The least of d random nodes is near the least of all already at
 d = 2 (power of two choices); more cost nothing noticeable and help when many are full."""
-DECISIONS = 1000
+DECISIONS: Final = 1000
 """Decisions remembered for people."""
-RETRIES_AT_LEAST = 3
+RETRIES_AT_LEAST: Final = 3
 """Retries that are always allowed at the same time, however few requests are live."""
-TURNS = 8
+TURNS: Final = 8
 """Turns of nodes in slow start that a decision passes over at most."""
-IGNORED = -UNLIMITED
+IGNORED: Final = -UNLIMITED
 """Stands for the memory of a work where memory is ignored: it fits also where reservations exceed the card."""
 
 

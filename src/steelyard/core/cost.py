@@ -7,26 +7,28 @@ node of a pool is judged by the same table, and what decides is the ratio betwee
 
 from __future__ import annotations
 
+from typing import Final
+
 from steelyard.core.work import Footprint, Work
 
-PREFILL_SECONDS_PER_TOKEN = 0.0782e-3
+PREFILL_SECONDS_PER_TOKEN: Final = 0.0782e-3
 """Fitted to kernel profiles of vLLM 0.19, Llama-3.1-8B on an RTX 4090."""
-DECODE_SECONDS_PER_TOKEN = 17e-3
+DECODE_SECONDS_PER_TOKEN: Final = 17e-3
 """One decode iteration of the same at a small batch: 16.96 ms + 0.05 ms a running sequence."""
-EXPECTED_OUTPUT_TOKENS = 256
+EXPECTED_OUTPUT_TOKENS: Final = 256
 """Median answers of public chat traces are 130 to 350 tokens; a client's limit is rarely reached."""
-IMAGE_SECONDS_PER_STEP = 0.04
+IMAGE_SECONDS_PER_STEP: Final = 0.04
 """512 x 512 pixels, one image: 50 steps in 2 s."""
-IMAGE_OVERHEAD_SECONDS = 0.15
-IMAGE_STEPS = 50
-PIXELS = 512 * 512
-IMAGE_EXPONENT = 0.91
+IMAGE_OVERHEAD_SECONDS: Final = 0.15
+IMAGE_STEPS: Final = 50
+PIXELS: Final = 512 * 512
+IMAGE_EXPONENT: Final = 0.91
 """Batching gains a little: published batch 4 and 16 rows give 0.84 to 0.93."""
-PIXEL_EXPONENT = 1.03
-AUDIO_SECONDS_PER_SECOND = 1 / 12.4
+PIXEL_EXPONENT: Final = 1.03
+AUDIO_SECONDS_PER_SECOND: Final = 1 / 12.4
 """Real-time factor of faster-whisper large-v2, fp16, beam 5."""
-AUDIO_OVERHEAD_SECONDS = 0.3
-DEFAULT_SECONDS = 1.0
+AUDIO_OVERHEAD_SECONDS: Final = 0.3
+DEFAULT_SECONDS: Final = 1.0
 """For a request of which nothing is known: all of them alike, so that least-work becomes least-request."""
 
 
@@ -59,5 +61,5 @@ def estimate(work: Work) -> Footprint:
     return Footprint(seconds=DEFAULT_SECONDS)
 
 
-GENERATING = frozenset({"chat", "completions", "messages", "responses", "generate"})
+GENERATING: Final = frozenset({"chat", "completions", "messages", "responses", "generate"})
 """Operations whose time is made of output tokens."""

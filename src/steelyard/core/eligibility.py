@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from steelyard.core.node import Node, State
 from steelyard.core.work import Work
 
-ENGINE_DIALECTS: dict[str, frozenset[str]] = {
+ENGINE_DIALECTS: Final[dict[str, frozenset[str]]] = {
     "vllm": frozenset({"openai", "anthropic"}),
     "sglang": frozenset({"openai", "anthropic", "sglang"}),
     "llamacpp": frozenset({"openai", "anthropic", "llamacpp"}),
@@ -20,7 +22,7 @@ ENGINE_DIALECTS: dict[str, frozenset[str]] = {
 """What an engine speaks. `generic` (and an engine that nobody recognised) is asked everything; paths of no known
 dialect go to every engine. Forks of the A1111 web UI answer OpenAI's image API too."""
 
-CANCELS_ON_DISCONNECT: frozenset[str] = frozenset({"vllm", "sglang", "llamacpp", "ollama", "tgi", "openai", "generic"})
+CANCELS_ON_DISCONNECT: Final = frozenset({"vllm", "sglang", "llamacpp", "ollama", "tgi", "openai", "generic"})
 """Engines that stop working when the connection closes. The others go on, and their leases are orphaned."""
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from steelyard.core.eligibility import base_model, latest, serves, serves_base, speaks
 from steelyard.core.node import Event, Node, NodeSpec, State
 
-SLOW_START_SECONDS = 30.0
+SLOW_START_SECONDS: Final = 30.0
 """How long a node that joins a running fleet takes to count in full. Its caches are cold; Envoy's and HAProxy's users
 set 30 s to 60 s."""
-SLOW_START_SHARE = 0.1
+SLOW_START_SHARE: Final = 0.1
 """What it counts at first: never zero, or it would never be tried. Envoy's minimum weight."""
-CACHED_LISTS = 1024
+CACHED_LISTS: Final = 1024
 """Candidate lists kept. Names that no node has share one list, so this binds no real fleet."""
-UNNAMED = "\0"
+UNNAMED: Final = "\0"
 """Stands for every model that no node names."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
-DECAY_SECONDS = 10.0
+DECAY_SECONDS: Final = 10.0
 """Time constant of the peak EWMA; the value of Finagle's and Linkerd's balancers."""
 
 

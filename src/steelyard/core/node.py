@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from steelyard.core.latency import Latency
 
@@ -39,7 +40,7 @@ class Event(StrEnum):
     """It was removed by force."""
 
 
-TRANSITIONS: dict[State, dict[Event, State]] = {
+TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
     State.JOINING: {
         Event.REACHED: State.WARMING,
         Event.FAILED: State.JOINING,
@@ -125,7 +126,7 @@ class NodeState:
     at: float | None = None
 
 
-UNLIMITED = 1 << 62
+UNLIMITED: Final = 1 << 62
 """Stands for "no limit" in comparisons: cheaper than a test for None."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import Final, Protocol
 
 from steelyard.core.node import Node
 from steelyard.core.placement import Placement
@@ -63,7 +63,7 @@ class Ticket:
         self.generation = -1
 
 
-ARRIVAL = attrgetter("sequence")
+ARRIVAL: Final = attrgetter("sequence")
 
 
 class Queue:

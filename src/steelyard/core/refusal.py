@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-STATUSES: dict[str, int] = {
+from typing import Final
+
+STATUSES: Final[dict[str, int]] = {
     "malformed_request": 400,
     "missing_api_key": 401,
     "invalid_api_key": 401,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from steelyard.proxy.access_log import AccessLog, Entry
 from steelyard.proxy.counters import Cell, Counters
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from steelyard.proxy.exchange import Exchange
     from steelyard.proxy.relay import Relay
 
-COUNTED = frozenset({*map(int, HTTPStatus), 499, 529})
+COUNTED: Final = frozenset({*map(int, HTTPStatus), 499, 529})
 """Statuses that are counted by themselves: those with a name, a client that left, Anthropic's "overloaded". Others
 come from nodes, and are counted together as 0, so that no node can fill the memory with them."""
-BATCH = 64
+BATCH: Final = 64
 """Requests that are written down together: about a quarter of a millisecond of work."""
-KEPT_BYTES = 4 << 20
+KEPT_BYTES: Final = 4 << 20
 """Bytes of answers, kept for their token usage, above which nobody waits for the batch to be full."""
 
 

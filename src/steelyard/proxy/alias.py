@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
 from steelyard.dialects import Operation
 
-HELD_ANSWER = 8 << 20
+HELD_ANSWER: Final = 8 << 20
 """Bytes of a plain JSON answer that are held to be renamed; a larger one passes as the node sent it."""
 
 

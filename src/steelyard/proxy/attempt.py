@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from typing import Final
 
 from steelyard.core.eligibility import CANCELS_ON_DISCONNECT
 from steelyard.core.placement import Placement
@@ -26,14 +27,14 @@ from steelyard.proxy.relay import Relay
 from steelyard.proxy.request_body import RequestBody
 from steelyard.proxy.upstream import NodeConnection, Sink, Upstream
 
-UNSURE = frozenset({"openai", "generic"})
+UNSURE: Final = frozenset({"openai", "generic"})
 """Engines that nobody knows. Servers stop a stream when its client leaves, since the next write fails; a plain answer
 they may go on computing (seen with llama-cpp-python's server)."""
-BUSY = frozenset({429, 503})
+BUSY: Final = frozenset({429, 503})
 """Statuses by which an engine refuses before it begins (its queue is full, it is loading)."""
-BUSY_BODY = 16 << 10
+BUSY_BODY: Final = 16 << 10
 """A busy answer up to this size, in bytes, is held until it is known whether another node takes the request."""
-RACE_SECONDS = 0.25
+RACE_SECONDS: Final = 0.25
 """A reused connection that breaks within this time, without a byte, was being closed by the node."""
 
 

@@ -13,6 +13,7 @@ connection, its bytes.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from steelyard.core.administration import is_administration
 from steelyard.core.node import Node
@@ -30,9 +31,9 @@ from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead
 from steelyard.proxy.relay import Relay, plain_answer
 from steelyard.proxy.request_body import RequestBody, too_large
 
-IDLE_BODY_SECONDS = 60.0
+IDLE_BODY_SECONDS: Final = 60.0
 """A client that sends no byte of its body for so long is given up; nginx's client_body_timeout."""
-WHOLE_BODY_SECONDS = 1800.0
+WHOLE_BODY_SECONDS: Final = 1800.0
 """And one that is not done with it after so long: a drip of bytes holds memory like a flood."""
 
 

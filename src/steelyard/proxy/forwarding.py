@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Final
 
 from steelyard.proxy.http1 import RequestHead
 from steelyard.proxy.upstream import Upstream
 
-REQUEST_ID_LENGTH = 128
+REQUEST_ID_LENGTH: Final = 128
 
 
 def request_lines(

@@ -7,7 +7,7 @@ import errno
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from steelyard.config.units import parse_duration, parse_size
 from steelyard.core.balancer import Balancer
@@ -49,7 +49,7 @@ class Connected(Protocol):
     def abort(self) -> None: ...
 
 
-SWEEP_SECONDS = 0.25
+SWEEP_SECONDS: Final = 0.25
 """How often timeouts are looked at: the shortest of them is seconds long."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -13,8 +14,8 @@ from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import RequestHead
 from steelyard.proxy.relay import plain_answer
 
-MODELS = "/v1/models"
-MODEL_NAME = 256
+MODELS: Final = "/v1/models"
+MODEL_NAME: Final = 256
 """Characters of a model's name that are repeated in an error."""
 
 

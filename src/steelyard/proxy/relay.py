@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from steelyard.dialects import Operation, Usage
 from steelyard.proxy.client import Client
@@ -12,7 +12,7 @@ from steelyard.proxy.sse import StreamScanner
 if TYPE_CHECKING:
     from steelyard.proxy.alias import Renaming
 
-USAGE_BODY = 1 << 20
+USAGE_BODY: Final = 1 << 20
 """A plain answer up to this size, in bytes, is looked at for its token usage."""
 
 

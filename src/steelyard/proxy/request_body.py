@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from steelyard.core.refusal import Refusal
 from steelyard.core.work import Work
 from steelyard.dialects import FieldScanner, Operation
@@ -11,9 +13,9 @@ from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import LAST_CHUNK, RequestHead, chunk
 from steelyard.proxy.upstream import NodeConnection
 
-KEPT_BODY = 64 << 10
+KEPT_BODY: Final = 64 << 10
 """Up to so many bytes a body is kept even if nothing in it is needed, so that the request can be sent again."""
-PENDING_UPLOAD = 256 << 10
+PENDING_UPLOAD: Final = 256 << 10
 """Bytes of a streamed body that may wait for the node's connection."""
 
 

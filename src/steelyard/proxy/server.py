@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import cast
+from typing import Final, cast
 
 from steelyard.core.refusal import Refusal
 from steelyard.dialects import recognise
@@ -21,13 +21,13 @@ from steelyard.proxy.local import local_answer
 from steelyard.proxy.relay import plain_answer
 from steelyard.proxy.upstream import LARGE_READ, WRITE_HIGH_WATER
 
-LINGER_SECONDS = 2.0
+LINGER_SECONDS: Final = 2.0
 """After an answer that came before the request was whole: how long the rest is read and thrown away, so that the
 client sees the answer and not a reset."""
-PIPELINED_BYTES = 64 << 10
+PIPELINED_BYTES: Final = 64 << 10
 """Bytes that are read ahead of the request that is being served. Behind them the connection is not read, and so nobody
 sees that its client leaves; as long as there are fewer, its node is told at once."""
-FLUSH_SECONDS = 30.0
+FLUSH_SECONDS: Final = 30.0
 """How long a connection that is being closed may take to take the last bytes; after that it is cut."""
 
 

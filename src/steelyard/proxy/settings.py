@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from typing import Final
 
 from steelyard.core.route import Route
 from steelyard.proxy.http1 import HeaderTable
 
-READ_ALWAYS = (
+READ_ALWAYS: Final = (
     b"content-type",
     b"content-encoding",
     b"cookie",
@@ -17,7 +18,7 @@ READ_ALWAYS = (
     b"model-version",
     b"anthropic-version",
 )
-TAKEN_ALWAYS = (
+TAKEN_ALWAYS: Final = (
     b"host",
     b"expect",
     b"content-length",
@@ -33,7 +34,7 @@ TAKEN_ALWAYS = (
     b"x-forwarded-host",
     b"forwarded",
 )
-STRIPPED_PREFIXES = (b"x-steelyard-",)
+STRIPPED_PREFIXES: Final = (b"x-steelyard-",)
 """Steering headers: read from trusted peers, never passed on."""
 
 

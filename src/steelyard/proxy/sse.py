@@ -6,13 +6,15 @@ an event ends with an empty line.
 
 from __future__ import annotations
 
+from typing import Final
+
 from steelyard.dialects.events import event_reader
 from steelyard.dialects.operation import Usage
 
-LARGEST_EVENT = 1 << 20
+LARGEST_EVENT: Final = 1 << 20
 """Bytes of an event that are kept for reading. A larger one passes like any other, and is not read."""
 
-_BOM = b"\xef\xbb\xbf"
+_BOM: Final = b"\xef\xbb\xbf"
 
 
 class StreamScanner:

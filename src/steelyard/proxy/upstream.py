@@ -8,21 +8,21 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from steelyard.core.node import Node
 from steelyard.proxy.http1 import MessageError, ResponseHead, ResponseReader
 
-KEEP_ALIVE_SECONDS = 4.0
+KEEP_ALIVE_SECONDS: Final = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn, the server in front of most engines,
 closes it, so that the race between its closing and our next request is rare."""
-IDLE_AT_MOST = 1024
+IDLE_AT_MOST: Final = 1024
 """Idle connections kept a node."""
-LARGE_READ = 128 * 1024
+LARGE_READ: Final = 128 * 1024
 """Bytes of one read after which a connection lets the others have their turn. libuv would read up to 32 times in a row
 from one socket, some 8 MiB: a stall of tens of milliseconds for everybody else."""
-WRITE_HIGH_WATER = 256 * 1024
+WRITE_HIGH_WATER: Final = 256 * 1024
 """Bytes waiting to be sent to a peer above which the other side is no longer read."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import ceil
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from steelyard.core.node import Node
 from steelyard.core.policies.derived import Derived
@@ -15,17 +15,17 @@ from steelyard.core.policies.draw import two
 from steelyard.core.policies.registry import register
 from steelyard.core.work import Footprint, Work
 
-LOAD_FACTOR = 1.25
+LOAD_FACTOR: Final = 1.25
 """No node gets more than so many times the mean of requests in flight. HAProxy advises 1.25 to 2, KubeAI and Envoy's
 examples take 1.25 or 1.2: less moves too many sessions, more leaves too much imbalance."""
-DIGESTS = 16
-POINTS_A_DIGEST = 8
+DIGESTS: Final = 16
+POINTS_A_DIGEST: Final = 8
 """128 points a node leave shares of the ring that differ by about 9 % (1 / sqrt(128)); what is left the
 bound cuts off. A digest of 64 bytes makes eight of them."""
-WALK = 64
+WALK: Final = 64
 """Points passed over before all candidates are looked at. At most n / 1.25 nodes can be at their bound, so that the
 walk passes 64 points in one of a million requests unless nodes are full for other reasons."""
-RINGS = 16
+RINGS: Final = 16
 """Rings remembered. One of 1,000 nodes takes 10 MB."""
 
 Ring = list[tuple[int, str, Node]]

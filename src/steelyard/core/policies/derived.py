@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from random import Random
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from steelyard.core.node import Node
 
 T = TypeVar("T")
 
-KEPT = 128
+KEPT: Final = 128
 """Lists remembered, the oldest is forgotten first: nodes that come and go must not add up. A fleet has as many lists as
 there are different sets of nodes behind its models; a list that was forgotten only starts anew."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from steelyard.core.node import Node
 from steelyard.core.policies.draw import two
 from steelyard.core.policies.registry import register
 from steelyard.core.work import Footprint, Work
 
-PENALTY = float(1 << 47)
+PENALTY: Final = float(1 << 47)
 """Load of a node that has work but has not answered yet; more than any measured load. Finagle's value."""
 
 

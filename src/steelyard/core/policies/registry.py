@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from steelyard.core.node import Node
 from steelyard.core.work import Footprint, Work
@@ -33,7 +33,7 @@ class Policy(Protocol):
         """What the policy compares, the least is picked; None for a policy that does not compare. For people."""
 
 
-_POLICIES: dict[str, Callable[[], Policy]] = {}
+_POLICIES: Final[dict[str, Callable[[], Policy]]] = {}
 
 P = TypeVar("P", bound=Policy)
 

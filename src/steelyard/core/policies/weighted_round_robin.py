@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from math import gcd
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from steelyard.core.node import Node
 from steelyard.core.policies.derived import Derived
 from steelyard.core.policies.registry import register
 from steelyard.core.work import Footprint, Work
 
-STEPS = 16
+STEPS: Final = 16
 """Turns that are passed over because their node is full, before all candidates are looked at."""
-START = 1000
+START: Final = 1000
 """A new schedule begins at a random one of its first turns, at most this one: going there costs 0.3 us a turn."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -19,12 +20,12 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110, 7.6.1: for one connection only. What `Connection` lists is added per message."""
 
-RELAY = 0
-READ = 1
-TAKE = 2
+RELAY: Final = 0
+READ: Final = 1
+TAKE: Final = 2
 """Dispositions of a header: passed on; passed on and read; read and not passed on (dropped, or written anew)."""
 
-CACHED_NAMES = 1024
+CACHED_NAMES: Final = 1024
 """Spellings of header names whose disposition is remembered; names come from clients, so there is a bound."""
 
 
@@ -62,7 +63,7 @@ class MessageError(ValueError):
         self.code = code
 
 
-_USUAL = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+_USUAL: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 
 
 def drop_listed(relay: list[bytes], connection: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import httptools
 
 from steelyard.proxy.http1.headers import RELAY, TAKE, HeaderTable, MessageError, drop_listed, only_chunked
@@ -13,7 +15,7 @@ class End:
     __slots__ = ()
 
 
-END = End()
+END: Final = End()
 
 
 class RequestHead:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import httptools
 
 from steelyard.proxy.http1.headers import RELAY, TAKE, HeaderTable, MessageError, drop_listed, only_chunked
@@ -30,14 +32,14 @@ class ResponseHead:
         self.chunked = chunked
 
 
-RESPONSE_TABLE = HeaderTable(
+RESPONSE_TABLE: Final = HeaderTable(
     read=(b"content-length", b"content-type", b"retry-after", b"content-encoding"), take=(b"x-request-id",)
 )
 """The node's `x-request-id` is replaced by ours, which was sent to it."""
-_known_in_response = RESPONSE_TABLE.known.get
+_known_in_response: Final = RESPONSE_TABLE.known.get
 
 
-HEAD_LIMIT = 256 << 10
+HEAD_LIMIT: Final = 256 << 10
 """Bytes of a node's head, or of a trailer: four times what clients may send."""
 
 

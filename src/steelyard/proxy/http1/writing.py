@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-CACHED_LINES = 1024
-STATUS_LINES: dict[tuple[int, bytes], bytes] = {}
+from typing import Final
+
+CACHED_LINES: Final = 1024
+STATUS_LINES: Final[dict[tuple[int, bytes], bytes]] = {}
 """Ready status lines of the statuses that occur; bounded by CACHED_LINES, the reasons come from nodes."""
 
 
@@ -17,7 +19,7 @@ def status_line(status: int, reason: bytes) -> bytes:
     return line
 
 
-REASONS: dict[int, bytes] = {
+REASONS: Final[dict[int, bytes]] = {
     200: b"OK",
     400: b"Bad Request",
     401: b"Unauthorized",
@@ -47,5 +49,5 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-LAST_CHUNK = b"0\r\n\r\n"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
