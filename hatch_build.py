@@ -16,8 +16,18 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-RINGS = ("core", "proxy")
-PURE = frozenset({"steelyard/proxy/access_log.py"})
+RINGS = ("core", "dialects", "proxy")
+PURE = frozenset(
+    {
+        "steelyard/dialects/anthropic_fields.py",
+        "steelyard/dialects/events.py",
+        "steelyard/dialects/fields.py",
+        "steelyard/dialects/multipart.py",
+        "steelyard/dialects/openai_fields.py",
+        "steelyard/dialects/sdwebui_fields.py",
+        "steelyard/proxy/access_log.py",
+    }
+)
 """mypyc does not know msgspec's Struct, nor dataclasses with `slots=True`."""
 MORE = ("steelyard/telemetry/fetch.py",)
 """Has a subclass of a compiled class, so it must be compiled itself."""

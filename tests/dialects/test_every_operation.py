@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steelyard.core.cost import estimate
 from steelyard.core.work import Work
-from steelyard.dialects import EXACT, MalformedBody, Operation
+from steelyard.dialects import EXACT, MalformedBody, Operation, recognise
 from steelyard.dialects.body import LONGEST_NAME
 
 JSON = {path: operation for (method, path), operation in EXACT.items() if operation.body == "json"}
@@ -153,3 +153,10 @@ def test_a_name_has_an_end(path: str, name: str) -> None:
 def test_a_scale_is_a_number(value: str) -> None:
     with pytest.raises(MalformedBody, match="hr_scale"):
         JSON["/sdapi/v1/txt2img"].read(json.dumps({"hr_scale": value}).encode(), b"", b"/")
+
+
+@pytest.mark.parametrize(
+    "operation", [*EXACT.values(), recognise("GET", "/x"), recognise("POST", "/v2/models/m/infer")]
+)
+def test_an_answer_is_kept_only_where_its_usage_is_read(operation: Operation) -> None:
+    assert operation.tells_usage == (type(operation).usage is not Operation.usage)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from steelyard.dialects.anthropic import AnthropicOperation, Messages
 from steelyard.dialects.fields import JSONFields, model_span, replace_model
@@ -41,9 +42,9 @@ def _encode(name: str, *paths: str) -> dict[tuple[str, str], Operation]:
     return {("POST", path): operation for path in paths}
 
 
-_MODELS = OpenAIOperation("openai", "models", repeatable=True)
+_MODELS: Final = OpenAIOperation("openai", "models", repeatable=True)
 
-EXACT: dict[tuple[str, str], Operation] = {
+EXACT: Final[dict[tuple[str, str], Operation]] = {
     ("POST", "/v1/chat/completions"): Chat("openai", "chat", repeatable=True),
     ("POST", "/v1/completions"): Completions("openai", "completions", repeatable=True),
     ("POST", "/v1/responses"): Responses("openai", "responses"),
@@ -69,10 +70,10 @@ EXACT: dict[tuple[str, str], Operation] = {
 }
 """One look-up finds nearly every request."""
 
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 # Of the others: the first prefix that fits. (prefix, operation when reading, operation when writing)
-FAMILIES: tuple[tuple[str, Operation, Operation], ...] = (
+FAMILIES: Final[tuple[tuple[str, Operation, Operation], ...]] = (
     (
         "/v1/messages",
         AnthropicOperation("anthropic", "other", repeatable=True),
@@ -83,15 +84,15 @@ FAMILIES: tuple[tuple[str, Operation, Operation], ...] = (
     ("/sdapi", WebUIOperation("sdwebui", "other", repeatable=True), WebUIOperation("sdwebui", "other")),
     ("/internal", WebUIOperation("sdwebui", "other", repeatable=True), WebUIOperation("sdwebui", "other")),
 )
-GENERIC = Operation("generic", "other")
+GENERIC: Final = Operation("generic", "other")
 
-TRITON: dict[str, Operation] = {
+TRITON: Final[dict[str, Operation]] = {
     "infer": TritonOperation("infer"),
     "generate": TritonOperation("generate"),
     "generate_stream": TritonOperation("generate_stream", stream=True),
 }
-_TRITON_CALL = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/(infer|generate|generate_stream)\Z")
-_SLASHES = re.compile("//+")
+_TRITON_CALL: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/(infer|generate|generate_stream)\Z")
+_SLASHES: Final = re.compile("//+")
 
 
 def recognise(method: str, path: str) -> Operation:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Final
+
 import msgspec
-from msgspec import Raw, Struct
 
 from steelyard.core.refusal import STATUSES
 from steelyard.core.work import Work
-from steelyard.dialects.body import AnswerReader, BodyReader, Name, size
+from steelyard.dialects.anthropic_fields import Answer, MessageFields, UsageFields
+from steelyard.dialects.body import AnswerReader, BodyReader, size
 from steelyard.dialects.json_operation import JSONOperation
 from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import prompt_tokens
 
-NOTHING = Raw(b"")
-
-ERROR_TYPES = {
+ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -31,24 +31,14 @@ ERROR_TYPES = {
 """The API's own words; it answers an overload with status 529, the gateway with 503."""
 
 
-class UsageFields(Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-
-    def usage(self) -> Usage:
-        """`input_tokens` counts only what no cache had to do with; the prompt is the sum of the three."""
-        cached = size(self.cache_read_input_tokens, 0)
-        prompt = size(self.input_tokens, 0) + size(self.cache_creation_input_tokens, 0) + cached
-        return Usage(prompt, size(self.output_tokens, 0), cached)
+def usage_of(fields: UsageFields) -> Usage:
+    """`input_tokens` counts only what no cache had to do with; the prompt is the sum of the three."""
+    cached = size(fields.cache_read_input_tokens, 0)
+    prompt = size(fields.input_tokens, 0) + size(fields.cache_creation_input_tokens, 0) + cached
+    return Usage(prompt, size(fields.output_tokens, 0), cached)
 
 
-class Answer(Struct, gc=False):
-    usage: UsageFields | None = None
-
-
-_read_answer = AnswerReader(Answer).read
+_read_answer: Final = AnswerReader(Answer).read
 
 
 def anthropic_error(status: int, code: str, message: str, request_id: str) -> bytes:
@@ -75,26 +65,13 @@ class AnthropicOperation(Operation):
         return anthropic_stream_error(code, message)
 
 
-class Metadata(Struct, gc=False):
-    user_id: Name | None = None
-
-
-class MessageFields(Struct, gc=False):
-    model: Name | None = None
-    messages: Raw = NOTHING
-    system: Raw = NOTHING
-    tools: Raw = NOTHING
-    stream: bool | None = None
-    max_tokens: int | None = None
-    metadata: Metadata | None = None
-
-
 class Messages(JSONOperation[MessageFields]):
     """POST /v1/messages and /v1/messages/count_tokens. `metadata.user_id` is a session field by the name of `user`."""
 
     __slots__ = ()
-    reader = BodyReader(MessageFields)
-    prompts = ("messages", "system", "tools")
+    tells_usage: ClassVar[bool] = True
+    reader: ClassVar = BodyReader(MessageFields)
+    prompts: ClassVar = ("messages", "system", "tools")
 
     def fill(self, work: Work, fields: MessageFields) -> None:
         work.model = fields.model
@@ -114,4 +91,4 @@ class Messages(JSONOperation[MessageFields]):
 
     def usage(self, body: bytes) -> Usage | None:
         answer = _read_answer(body)
-        return answer.usage.usage() if answer is not None and answer.usage is not None else None
+        return usage_of(answer.usage) if answer is not None and answer.usage is not None else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-PCM_BYTES_PER_SECOND = 32_000
+from typing import Final
+
+PCM_BYTES_PER_SECOND: Final = 32_000
 """16-bit mono at 16 kHz, what recognisers work with."""
-MP3_BYTES_PER_SECOND = 16_000
+MP3_BYTES_PER_SECOND: Final = 16_000
 """128 kbit/s, the usual rate of MP3, and of AAC in MP4; also for formats that are not known."""
-OPUS_BYTES_PER_SECOND = 4_000
+OPUS_BYTES_PER_SECOND: Final = 4_000
 """32 kbit/s, usual for speech in Ogg and WebM."""
-FEWEST_BYTES_PER_SECOND = 500
+FEWEST_BYTES_PER_SECOND: Final = 500
 """No codec for speech that people upload goes below 4 kbit/s: a header that says so is wrong."""
-LARGEST_DATA = 0xFFFF_FF00
+LARGEST_DATA: Final = 0xFFFF_FF00
 """From here on, a size in a WAV header means: not known when the header was written."""
 
 

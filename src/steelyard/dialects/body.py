@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
 from steelyard.dialects.operation import MalformedBody
 
-BOM = b"\xef\xbb\xbf"
-BACKSLASH = 0x5C
-LARGEST_SIZE = 1 << 30
+BOM: Final = b"\xef\xbb\xbf"
+BACKSLASH: Final = 0x5C
+LARGEST_SIZE: Final = 1 << 30
 """Sizes are cut to this, so that no number of a client makes the arithmetic overflow."""
-LARGEST_SIDE = 1 << 14
+LARGEST_SIDE: Final = 1 << 14
 """Of a picture, in pixels."""
-MOST_STEPS = 10_000
-MOST_IMAGES = 10_000
+MOST_STEPS: Final = 10_000
+MOST_IMAGES: Final = 10_000
 """Far beyond what a node computes, and small enough for the seconds of all requests of a node to be summed exactly to
 the microsecond: a request that claims more must not hide the others in the sum."""
-LONGEST_NAME = 256
+LONGEST_NAME: Final = 256
 """Characters of a model's name, of a session key, and of what else becomes a key or a label."""
 Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 """A text of a body that becomes such a name; the decoder checks its length on the way."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_MISMATCH = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
-_TOO_LONG = re.compile(r"Expected `str` of length <= (?P<limit>\d+) - at `\$\.(?P<path>[^`]*)`")
-_WORDS = {"str": "a string", "int": "an integer", "bool": "true or false", "float": "a number", "object": "an object",
-          "array": "an array", "null": "null"}  # fmt: skip
+_MISMATCH: Final = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_TOO_LONG: Final = re.compile(r"Expected `str` of length <= (?P<limit>\d+) - at `\$\.(?P<path>[^`]*)`")
+_WORDS: Final = {
+    "str": "a string",
+    "int": "an integer",
+    "bool": "true or false",
+    "float": "a number",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
 
 
 class BodyReader(Generic[T]):

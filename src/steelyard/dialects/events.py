@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw, Struct
 
-from steelyard.dialects import anthropic, openai
+from steelyard.dialects import anthropic, anthropic_fields, openai, openai_fields
 from steelyard.dialects.operation import Usage
 
 NOTHING = Raw(b"")
@@ -46,12 +46,12 @@ class OpenAIChoice(Struct, gc=False):
 
 
 class OpenAIResponse(Struct, gc=False):
-    usage: openai.UsageFields | None = None
+    usage: openai_fields.UsageFields | None = None
 
 
 class OpenAIEvent(Struct, gc=False):
     choices: list[OpenAIChoice] | None = None
-    usage: openai.UsageFields | None = None
+    usage: openai_fields.UsageFields | None = None
     error: Raw = NOTHING
     object: str | None = None
     type: str | None = None
@@ -96,7 +96,7 @@ def openai_event(data: bytes) -> Event:
     elif fields.choices:
         event.token = any(map(has_output, fields.choices))
     if usage is not None:
-        event.usage = usage.usage()
+        event.usage = openai.usage_of(usage)
     if not event.error:
         event.error = bytes(fields.error) not in EMPTY_VALUES or fields.object == "error"
     return event
@@ -132,13 +132,13 @@ def generic_event(data: bytes) -> Event:
 
 
 class AnthropicMessage(Struct, gc=False):
-    usage: anthropic.UsageFields | None = None
+    usage: anthropic_fields.UsageFields | None = None
 
 
 class AnthropicEvent(Struct, gc=False):
     type: str | None = None
     message: AnthropicMessage | None = None
-    usage: anthropic.UsageFields | None = None
+    usage: anthropic_fields.UsageFields | None = None
     error: Raw = NOTHING
 
 
@@ -160,7 +160,7 @@ def anthropic_event(data: bytes) -> Event:
     if usage is None and fields.message is not None:
         usage = fields.message.usage
     if usage is not None:
-        event.usage = usage.usage()
+        event.usage = anthropic.usage_of(usage)
     return event
 
 

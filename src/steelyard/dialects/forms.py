@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar, Final
 
 from steelyard.core.work import Work
 from steelyard.dialects.audio import seconds
 from steelyard.dialects.body import LONGEST_NAME, MOST_IMAGES, MOST_STEPS, longer, size
 from steelyard.dialects.multipart import LIMIT, MultipartFields, Part
 from steelyard.dialects.openai import answer_usage, image_size
-from steelyard.dialects.operation import MalformedBody, Operation, Usage
+from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation, Usage
 
-TRUE = frozenset({"true", "1", "on", "yes", "t", "y"})
-FALSE = frozenset({"false", "0", "off", "no", "f", "n", ""})
+TRUE: Final = frozenset({"true", "1", "on", "yes", "t", "y"})
+FALSE: Final = frozenset({"false", "0", "off", "no", "f", "n", ""})
 """What pydantic takes for a boolean in a form."""
 
 
@@ -20,6 +21,7 @@ class FormOperation(Operation):
     """An operation whose body is multipart/form-data. The fields may stand before or after the file."""
 
     __slots__ = ()
+    tells_usage: ClassVar[bool] = True
 
     def __init__(self, name: str, *, repeatable: bool = False) -> None:
         super().__init__("openai", name, body="multipart", repeatable=repeatable)
@@ -48,7 +50,7 @@ class FormOperation(Operation):
         return answer_usage(body)
 
 
-class FormScanner:
+class FormScanner(FieldScanner):
     """Reads a form that arrives in pieces. Of files, only the first bytes and the size are kept."""
 
     __slots__ = ("_fields", "_operation", "body_bytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ class JSONOperation(Operation, Generic[T]):
         raise NotImplementedError
 
 
-class JSONScanner:
+class JSONScanner(FieldScanner):
     """Reads the same fields as `JSONOperation.read`, from a body that arrives in pieces."""
 
     __slots__ = ("_fields", "_operation", "body_bytes")
@@ -97,7 +97,7 @@ class JSONScanner:
             raise MalformedBody(f"body is not valid JSON: the value of {name} (from byte {at})") from None
 
 
-EMPTY = {"[": b"[]", "{": b"{}", '"': b'""'}
+EMPTY: Final = {"[": b"[]", "{": b"{}", '"': b'""'}
 """What stands in for a value that was too long to keep: its type is checked, its size is known already."""
-EMPTY_TOKENS = 1
+EMPTY_TOKENS: Final = 1
 """What `prompt_tokens` says of those."""

@@ -6,63 +6,55 @@ Audio is in `audio.py`. vLLM, SGLang, llama.cpp, TEI and others serve the same p
 from __future__ import annotations
 
 import re
+from typing import ClassVar, Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from steelyard.core.work import Work
-from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, AnswerReader, BodyReader, Name, size
-from steelyard.dialects.json_operation import JSONOperation
+from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, AnswerReader, BodyReader, size
+from steelyard.dialects.json_operation import JSONOperation, T
+from steelyard.dialects.openai_fields import (
+    NOTHING,
+    Answer,
+    ChatFields,
+    CompletionFields,
+    ImageFields,
+    InputFields,
+    ResponseFields,
+    SpeechFields,
+    UsageFields,
+)
 from steelyard.dialects.operation import Operation, Usage
 from steelyard.dialects.text import InputMeter, prompt_tokens
 
-COMPLETIONS_MAX_TOKENS = 16
+COMPLETIONS_MAX_TOKENS: Final = 16
 """What OpenAI, vLLM and SGLang take when a completion gives no limit. A chat without one may fill the context."""
-IMAGE_SIDE = 1024
+IMAGE_SIDE: Final = 1024
 """Pixels, when an image request names no size, or `auto`: the default of the API."""
-NOTHING = Raw(b"")
 
-_SIZE = re.compile(r"\s*(\d{1,9})\s*[xX×*]\s*(\d{1,9})\s*\Z")
-
-
-class TokenDetails(Struct, gc=False):
-    cached_tokens: int | None = None
+_SIZE: Final = re.compile(r"\s*(\d{1,9})\s*[xX×*]\s*(\d{1,9})\s*\Z")
 
 
-class UsageFields(Struct, gc=False):
-    """Usage in the words of chat and completions, and of responses, images and audio."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: TokenDetails | None = None
-    input_tokens_details: TokenDetails | None = None
-
-    def usage(self) -> Usage | None:
-        """None when it counts no tokens (transcriptions are billed by the second)."""
-        prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
-        completion = self.output_tokens if self.completion_tokens is None else self.completion_tokens
-        if prompt is None:
-            if completion is None and self.total_tokens is None:
-                return None
-            prompt = max(0, (self.total_tokens or 0) - (completion or 0))
-        details = self.prompt_tokens_details or self.input_tokens_details
-        cached = None if details is None else details.cached_tokens
-        return Usage(size(prompt, 0), size(completion, 0), size(cached, 0))
+def usage_of(fields: UsageFields) -> Usage | None:
+    """None when it counts no tokens (transcriptions are billed by the second)."""
+    prompt = fields.input_tokens if fields.prompt_tokens is None else fields.prompt_tokens
+    completion = fields.output_tokens if fields.completion_tokens is None else fields.completion_tokens
+    if prompt is None:
+        if completion is None and fields.total_tokens is None:
+            return None
+        prompt = max(0, (fields.total_tokens or 0) - (completion or 0))
+    details = fields.prompt_tokens_details or fields.input_tokens_details
+    cached = None if details is None else details.cached_tokens
+    return Usage(size(prompt, 0), size(completion, 0), size(cached, 0))
 
 
-class Answer(Struct, gc=False):
-    usage: UsageFields | None = None
-
-
-_read_answer = AnswerReader(Answer).read
+_read_answer: Final = AnswerReader(Answer).read
 
 
 def answer_usage(body: bytes) -> Usage | None:
     """The usage in a plain answer."""
     answer = _read_answer(body)
-    return answer.usage.usage() if answer is not None and answer.usage is not None else None
+    return usage_of(answer.usage) if answer is not None and answer.usage is not None else None
 
 
 def session_fields(prompt_cache_key: str | None, user: str | None) -> dict[str, str]:
@@ -79,31 +71,28 @@ class OpenAIOperation(Operation):
     """A path of the API of whose request nothing needs to be known."""
 
     __slots__ = ()
+    tells_usage: ClassVar[bool] = True
 
     def usage(self, body: bytes) -> Usage | None:
         return answer_usage(body)
 
 
-class ChatFields(Struct, gc=False):
-    model: Name | None = None
-    messages: Raw = NOTHING
-    tools: Raw = NOTHING
-    stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    store: bool | None = None
-    background: bool | None = None
-    prompt_cache_key: Name | None = None
-    user: Name | None = None
+class OpenAIJSONOperation(JSONOperation[T]):
+    """A path of the API whose request is a JSON object, and whose answer may tell its usage."""
+
+    __slots__ = ()
+    tells_usage: ClassVar[bool] = True
+
+    def usage(self, body: bytes) -> Usage | None:
+        return answer_usage(body)
 
 
-class Chat(JSONOperation[ChatFields]):
+class Chat(OpenAIJSONOperation[ChatFields]):
     """POST /v1/chat/completions. Tools are part of the prompt."""
 
     __slots__ = ()
-    reader = BodyReader(ChatFields)
-    prompts = ("messages", "tools")
+    reader: ClassVar = BodyReader(ChatFields)
+    prompts: ClassVar = ("messages", "tools")
 
     def fill(self, work: Work, fields: ChatFields) -> None:
         work.model = fields.model
@@ -122,30 +111,14 @@ class Chat(JSONOperation[ChatFields]):
         if fields.user or fields.prompt_cache_key:
             work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
 
-    def usage(self, body: bytes) -> Usage | None:
-        return answer_usage(body)
 
-
-class CompletionFields(Struct, gc=False):
-    model: Name | None = None
-    prompt: Raw = NOTHING
-    stream: bool | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    store: bool | None = None
-    background: bool | None = None
-    prompt_cache_key: Name | None = None
-    user: Name | None = None
-
-
-class Completions(JSONOperation[CompletionFields]):
+class Completions(OpenAIJSONOperation[CompletionFields]):
     """POST /v1/completions. A list of prompts is as many sequences."""
 
     __slots__ = ()
-    reader = BodyReader(CompletionFields)
-    prompts = ("prompt",)
-    listed = "prompt"
+    reader: ClassVar = BodyReader(CompletionFields)
+    prompts: ClassVar = ("prompt",)
+    listed: ClassVar = "prompt"
 
     def fill(self, work: Work, fields: CompletionFields) -> None:
         work.model = fields.model
@@ -158,9 +131,6 @@ class Completions(JSONOperation[CompletionFields]):
         if fields.user or fields.prompt_cache_key:
             work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
 
-    def usage(self, body: bytes) -> Usage | None:
-        return answer_usage(body)
-
 
 def measure_input(raw: Raw) -> tuple[int, int]:
     """Tokens and sequences of a prompt: see InputMeter."""
@@ -169,23 +139,12 @@ def measure_input(raw: Raw) -> tuple[int, int]:
     return meter.tokens, meter.sequences
 
 
-class ResponseFields(Struct, gc=False):
-    model: Name | None = None
-    input: Raw = NOTHING
-    instructions: Raw = NOTHING
-    tools: Raw = NOTHING
-    stream: bool | None = None
-    max_output_tokens: int | None = None
-    prompt_cache_key: Name | None = None
-    user: Name | None = None
-
-
-class Responses(JSONOperation[ResponseFields]):
+class Responses(OpenAIJSONOperation[ResponseFields]):
     """POST /v1/responses. Not repeatable: an answer is stored unless the request says otherwise."""
 
     __slots__ = ()
-    reader = BodyReader(ResponseFields)
-    prompts = ("input", "instructions", "tools")
+    reader: ClassVar = BodyReader(ResponseFields)
+    prompts: ClassVar = ("input", "instructions", "tools")
 
     def fill(self, work: Work, fields: ResponseFields) -> None:
         work.model = fields.model
@@ -194,30 +153,14 @@ class Responses(JSONOperation[ResponseFields]):
         work.max_tokens = size(fields.max_output_tokens, 0)
         work.session_fields = session_fields(fields.prompt_cache_key, fields.user)
 
-    def usage(self, body: bytes) -> Usage | None:
-        return answer_usage(body)
 
-
-class InputFields(Struct, gc=False):
-    model: Name | None = None
-    input: Raw = NOTHING
-    prompt: Raw = NOTHING
-    messages: Raw = NOTHING
-    query: Raw = NOTHING
-    documents: Raw = NOTHING
-    texts: Raw = NOTHING
-    text_1: Raw = NOTHING
-    text_2: Raw = NOTHING
-    user: Name | None = None
-
-
-class Encode(JSONOperation[InputFields]):
+class Encode(OpenAIJSONOperation[InputFields]):
     """Requests that only read their input: embeddings, rerank, score, classify, pooling, tokenize, moderations."""
 
     __slots__ = ()
-    reader = BodyReader(InputFields)
-    prompts = ("input", "prompt", "messages", "query", "documents", "texts", "text_1", "text_2")
-    listed = "input"
+    reader: ClassVar = BodyReader(InputFields)
+    prompts: ClassVar = ("input", "prompt", "messages", "query", "documents", "texts", "text_1", "text_2")
+    listed: ClassVar = "input"
 
     def fill(self, work: Work, fields: InputFields) -> None:
         work.model = fields.model
@@ -228,24 +171,12 @@ class Encode(JSONOperation[InputFields]):
         if fields.user:
             work.session_fields = {"user": fields.user}
 
-    def usage(self, body: bytes) -> Usage | None:
-        return answer_usage(body)
 
-
-class ImageFields(Struct, gc=False):
-    model: Name | None = None
-    n: int | None = None
-    size: Name | None = None
-    num_inference_steps: int | None = None
-    stream: bool | None = None
-    user: Name | None = None
-
-
-class Images(JSONOperation[ImageFields]):
+class Images(OpenAIJSONOperation[ImageFields]):
     """POST /v1/images/generations."""
 
     __slots__ = ()
-    reader = BodyReader(ImageFields)
+    reader: ClassVar = BodyReader(ImageFields)
 
     def fill(self, work: Work, fields: ImageFields) -> None:
         work.model = fields.model
@@ -256,9 +187,6 @@ class Images(JSONOperation[ImageFields]):
         if fields.user:
             work.session_fields = {"user": fields.user}
 
-    def usage(self, body: bytes) -> Usage | None:
-        return answer_usage(body)
-
 
 def image_size(text: str | None) -> tuple[int, int]:
     """Width and height in pixels of "1024x1536"; of what is no such size, the default (the node will judge it)."""
@@ -268,17 +196,12 @@ def image_size(text: str | None) -> tuple[int, int]:
     return size(int(match[1]), IMAGE_SIDE, LARGEST_SIDE), size(int(match[2]), IMAGE_SIDE, LARGEST_SIDE)
 
 
-class SpeechFields(Struct, gc=False):
-    model: Name | None = None
-    input: Raw = NOTHING
-
-
 class Speech(JSONOperation[SpeechFields]):
     """POST /v1/audio/speech: text into sound, in pieces as it is made."""
 
     __slots__ = ()
-    reader = BodyReader(SpeechFields)
-    prompts = ("input",)
+    reader: ClassVar = BodyReader(SpeechFields)
+    prompts: ClassVar = ("input",)
 
     def fill(self, work: Work, fields: SpeechFields) -> None:
         work.model = fields.model

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final
 
 import msgspec
 
 from steelyard.core.refusal import STATUSES
 from steelyard.core.work import Work
 
-LARGE_BODY = 128 * 1024
+LARGE_BODY: Final = 128 * 1024
 """Bytes from which a body is read through `Operation.scanner()` as it arrives, not in one go: reading this much at
 once takes at most about 1 ms, also when it is made to be slow."""
 
@@ -19,7 +20,7 @@ class MalformedBody(ValueError):
     """The request cannot be read. The message says what is wrong and where."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Usage:
     """What the node says a request has cost, in tokens."""
 
@@ -30,12 +31,16 @@ class Usage:
     """The part of the prompt that was in the prefix cache."""
 
 
-class FieldScanner(Protocol):
+class FieldScanner(ABC):
     """Reads a large body piece by piece, so that no single step holds the loop."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the body. Raises MalformedBody."""
 
+    @abstractmethod
     def work(self) -> Work:
         """The Work, after the last piece. Raises MalformedBody."""
 
@@ -49,10 +54,6 @@ class Operation:
     __slots__ = ("body", "dialect", "name", "repeatable")
     tells_usage: ClassVar[bool] = False
     """Whether `usage` can find something: where it cannot, nobody needs to keep the answer."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.tells_usage = cls.usage is not Operation.usage
 
     def __init__(self, dialect: str, name: str, *, body: str = "none", repeatable: bool = False) -> None:
         self.dialect = dialect

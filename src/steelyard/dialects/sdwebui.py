@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from math import ceil, isfinite
+from typing import ClassVar, Final
 
 import msgspec
-from msgspec import Struct
 
 from steelyard.core.cost import PIXEL_EXPONENT
 from steelyard.core.work import Work
-from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, Name, size
+from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, size
 from steelyard.dialects.fields import replace_model
 from steelyard.dialects.json_operation import JSONOperation
 from steelyard.dialects.operation import MalformedBody, Operation
+from steelyard.dialects.sdwebui_fields import PictureFields
 
-SETTINGS = ("override_settings", "sd_model_checkpoint")
+SETTINGS: Final = ("override_settings", "sd_model_checkpoint")
 """Where a request names its model."""
-SIDE = 512
-STEPS = 50
-HR_SCALE = 2.0
-LARGEST_SCALE = 64.0
+SIDE: Final = 512
+STEPS: Final = 50
+HR_SCALE: Final = 2.0
+LARGEST_SCALE: Final = 64.0
 """The defaults of the API; the web UI itself allows a scale of 4."""
 
 
@@ -37,24 +38,6 @@ class WebUIOperation(Operation):
         return sdwebui_error(code, message)
 
 
-class OverrideSettings(Struct, gc=False):
-    sd_model_checkpoint: Name | None = None
-
-
-class PictureFields(Struct, gc=False):
-    width: int | None = None
-    height: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    n_iter: int | None = None
-    enable_hr: bool | None = None
-    hr_scale: float | None = None
-    hr_resize_x: int | None = None
-    hr_resize_y: int | None = None
-    hr_second_pass_steps: int | None = None
-    override_settings: OverrideSettings | None = None
-
-
 class Pictures(JSONOperation[PictureFields]):
     """POST /sdapi/v1/txt2img and img2img.
 
@@ -63,7 +46,7 @@ class Pictures(JSONOperation[PictureFields]):
     """
 
     __slots__ = ()
-    reader = BodyReader(PictureFields)
+    reader: ClassVar = BodyReader(PictureFields)
 
     def fill(self, work: Work, fields: PictureFields) -> None:
         settings = fields.override_settings

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Raw
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN: Final = 4
 """English text with the tokenizers of current models; Chinese in UTF-8 is near 3 and is counted a little short."""
-IMAGE_TOKENS = 576
+IMAGE_TOKENS: Final = 576
 """Of one picture: 24 x 24 patches, CLIP ViT-L/14 at 336 pixels (LLaVA 1.5). Newer models take 250 to 1,500."""
-BLOB_MARKS = (b";base64,", b'"data":"', b'"data": "')
+BLOB_MARKS: Final = (b";base64,", b'"data":"', b'"data": "')
 """What stands before base64: data URLs (OpenAI), and `source.data` or `input_audio.data` (Anthropic, OpenAI)."""
-LONGEST_MARK = max(map(len, BLOB_MARKS))
-FEW_BYTES = 1024
+LONGEST_MARK: Final = max(map(len, BLOB_MARKS))
+FEW_BYTES: Final = 1024
 """A prompt of at most so many bytes is not searched for pictures."""
-SMALLEST_BLOB = 512
+SMALLEST_BLOB: Final = 512
 """Bytes from which such a string is taken for a picture and not for an argument that is called data."""
-MOST_BLOBS = 1000
+MOST_BLOBS: Final = 1000
 """So many are looked at in one prompt, which bounds the work; the rest counts as text."""
 
-NO_SIGNS = bytes(set(range(256)) - set(b'"[]{},:'))
+NO_SIGNS: Final = bytes(set(range(256)) - set(b'"[]{},:'))
 
 
 def tokens(text_bytes: int, blobs: int = 0) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -11,8 +12,8 @@ from steelyard.core.work import Work
 from steelyard.dialects.body import LONGEST_NAME, longer
 from steelyard.dialects.operation import Operation
 
-_MODEL = re.compile(rb"/+v2/+models/+([^/?#]+)")
-_ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
+_MODEL: Final = re.compile(rb"/+v2/+models/+([^/?#]+)")
+_ESCAPED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 class TritonOperation(Operation):
