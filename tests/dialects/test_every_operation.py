@@ -51,7 +51,7 @@ bodies = st.fixed_dictionaries(
 
 
 def attributes(work: Work) -> dict[str, Any]:
-    return {name: getattr(work, name) for name in Work.__slots__}
+    return {name: getattr(work, name) for name in dir(work) if not name.startswith("_")}
 
 
 def check(work: Work) -> None:

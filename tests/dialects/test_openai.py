@@ -31,7 +31,7 @@ def scan(path: str, body: bytes, step: int) -> Work:
 
 
 def attributes(work: Work) -> dict[str, object]:
-    return {name: getattr(work, name) for name in Work.__slots__}
+    return {name: getattr(work, name) for name in dir(work) if not name.startswith("_")}
 
 
 def test_a_chat_request() -> None:
