@@ -134,11 +134,29 @@ def test_a_retry_that_may_wait_lines_up_when_the_others_are_only_full() -> None:
     balancer.release(first.lease, 1.0)
     balancer.release(second.lease, 2.0)
     assert older.placement is not None
-    assert retry.placement is None, "it stands behind those who waited before it"
+    assert retry.placement is None, "it came later"
     balancer.release(older.placement.lease, 3.0)
     assert retry.placement is not None
     assert (retry.placement.node, retry.placement.queued) == (second.node, 2.0)
     balancer.release(retry.placement.lease, 4.0)
+    assert_settled(balancer)
+
+
+def test_a_retry_that_waits_is_never_placed_where_it_was_tried() -> None:
+    # The first node answers nobody who connects, which does not take it out: others may still be sent there.
+    balancer, route = balancer_of(2, max_in_flight=1), route_of()
+    first, second = place(balancer, route), place(balancer, route)
+    retry, younger = Waiting(), Waiting()
+    assert isinstance(balancer.admit(chat(), route, 1.0, retry, [first.node]), Ticket)
+    wait(balancer, route, younger)
+    balancer.release(first.lease, 2.0)
+    assert retry.placement is None
+    assert younger.placement is not None, "who was tried nowhere does not wait behind the retry"
+    assert younger.placement.node is first.node
+    balancer.release(second.lease, 3.0)
+    assert retry.placement is not None
+    assert retry.placement.node is second.node
+    release_all(balancer, [younger.placement, retry.placement])
     assert_settled(balancer)
 
 

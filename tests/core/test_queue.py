@@ -10,8 +10,8 @@ from steelyard.core.queue import LineKey, Queue, Ticket
 
 from .building import Waiting, chat, route_of
 
-A: LineKey = ("route", "openai", "a", None)
-B: LineKey = ("route", "openai", "b", None)
+A: LineKey = ("route", "openai", "a", None, ())
+B: LineKey = ("route", "openai", "b", None, ())
 
 
 def join(queue: Queue, key: LineKey = A, size: int = 1000, now: float = 0.0, wait: float = 30.0) -> Ticket | None:

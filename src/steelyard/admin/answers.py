@@ -134,6 +134,7 @@ class LineAnswer(Struct):
     dialect: str
     model: str | None
     version: str | None
+    tried: Annotated[list[str], Meta(description="Nodes that they were sent to before: they wait for the others.")]
     length: int
     oldest_wait: Annotated[float, Meta(description="Seconds that the first of them has waited.")]
 

@@ -125,10 +125,16 @@ def queue_answer(gateway: Gateway) -> QueueAnswer:
     lengths = queue.lengths()
     lines = []
     for ticket in queue.heads():
-        route, dialect, model, version = ticket.key
+        route, dialect, model, version, tried = ticket.key
         lines.append(
             LineAnswer(
-                route, dialect, clipped(model), clipped(version), lengths[ticket.key], max(now - ticket.queued_at, 0.0)
+                route,
+                dialect,
+                clipped(model),
+                clipped(version),
+                [node.name for node in tried],
+                lengths[ticket.key],
+                max(now - ticket.queued_at, 0.0),
             )
         )
     return QueueAnswer(queue.length, lines)

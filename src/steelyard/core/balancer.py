@@ -59,9 +59,8 @@ class Balancer:
     ) -> Placement | Ticket | Refusal:
         """Place the work now, or give it a place in the line (only with a `waiter`), or refuse it.
 
-        `excluded` are nodes that it was already tried on. With them it does not stand behind those who wait; it joins
-        the line when there are others that are only full now. The line does not remember them: who is excluded for good
-        is no candidate any more.
+        `excluded` are nodes that it was already tried on: it never goes there again. With them it does not stand behind
+        those who wait; it joins a line of its own when there are others that are only full now.
         """
         fleet = self.fleet
         if work.model is not None and work.model in fleet.aliases:
@@ -78,7 +77,7 @@ class Balancer:
                 return placement
             if excluded and (waiter is None or not self._others(work, route, candidates, excluded)):
                 return self._decided(work, Refusal("no_node", "no other node can take the request", 1.0), now)
-            key = line_key(work, route)
+            key = line_key(work, route, excluded)
         else:
             key = line_key(work, route)
             if not queue.waiting(key):
@@ -286,12 +285,14 @@ class Balancer:
             footprint = work.footprint
             assert footprint is not None
             memory = footprint.memory if route.enforce_memory else IGNORED
+            excluded = ticket.key[4]
             known = full.get(id(candidates))
             if known is not None and memory >= known[1]:
                 continue
-            placement = self._place(work, route, candidates, now - ticket.queued_at, now)
+            placement = self._place(work, route, candidates, now - ticket.queued_at, now, excluded)
             if placement is None:
-                full[id(candidates)] = (candidates, memory)
+                if not excluded:
+                    full[id(candidates)] = (candidates, memory)
             else:
                 self.queue.leave(ticket)
                 try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -22,13 +22,14 @@ class Waiter(Protocol):
     def refused(self, refusal: Refusal) -> None: ...
 
 
-LineKey = tuple[str, str, str | None, str | None]
-"""Route name, dialect, model, version: what has the same candidates stands in the same line."""
+LineKey = tuple[str, str, str | None, str | None, tuple[Node, ...]]
+"""Route name, dialect, model, version, and the nodes it was tried on: what has the same candidates stands in the same
+line."""
 
 
-def line_key(work: Work, route: Route) -> LineKey:
+def line_key(work: Work, route: Route, tried: Collection[Node] = ()) -> LineKey:
     """The line in which the work waits."""
-    return (route.name, work.dialect, work.model, work.version)
+    return (route.name, work.dialect, work.model, work.version, tuple(tried))
 
 
 class Ticket:
