@@ -29,7 +29,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         function = getattr(importlib.import_module(f"steelyard.cli.{cmd_name}"), cmd_name)
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         single.command(cmd_name)(function)
         return typer.main.get_command(single)
 
@@ -47,6 +47,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich cuts the names of options off, and takes "[default: 5s]" for markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
