@@ -82,7 +82,7 @@ def test_the_bound_is_per_route_over_all_its_lines_and_a_refusal_leaves_no_trace
     assert b is not None
     for _ in range(100):
         assert join(queue, A, size=2) is None
-    other = join(queue, ("other", "openai", "a", None), size=2)
+    other = join(queue, ("other", "openai", "a", None, ()), size=2)
     assert other is not None
     assert (queue.length, queue.of_route("route"), queue.of_route("other")) == (3, 2, 1)
     queue.leave(a)
@@ -117,7 +117,7 @@ class QueueAgainstLists(RuleBasedStateMachine):
 
     @rule(target=tickets, route=st.sampled_from(["r", "s"]), model=st.sampled_from("abc"), wait=st.floats(0, 20))
     def join(self, route: str, model: str, wait: float) -> Ticket | None:
-        key = (route, "openai", model, None)
+        key = (route, "openai", model, None, ())
         ticket = join(self.queue, key, size=6, now=self.now, wait=wait)
         there = sum(len(line) for other, line in self.lines.items() if other[0] == route)
         assert (ticket is None) == (there >= 6)
