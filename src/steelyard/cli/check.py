@@ -29,7 +29,10 @@ def check(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a configuration instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Validate a configuration and say what it means, or everything that is wrong with it (exit code 2)."""
+    """Say what a configuration means, or all that is wrong with it.
+
+    Exit code 0 when it is right, 2 when it is not.
+    """
     if schema:
         typer.echo(json.dumps(Config.model_json_schema(), indent=2))
         return

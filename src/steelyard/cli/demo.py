@@ -44,9 +44,9 @@ def demo(
     ] = 9901,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes the load.")] = 1,
 ) -> None:
-    """Show the gateway at work: an emulated GPU fleet and a mixed load on this machine, nothing to configure.
+    """Show the gateway at work: an emulated GPU fleet under load.
 
-    When the load has ended, it stays up for the curl lines that it prints, until Ctrl-C.
+    All on this machine, nothing to configure. When the load has ended, it stays up for the curl lines that it prints, until Ctrl-C.
     """
     wanted = seconds if seconds is not None else SECONDS_ONCE if once else SECONDS
     if not 0 < wanted < math.inf:
@@ -71,12 +71,14 @@ def demo(
             )
     except KeyboardInterrupt:
         screen.say("ended: gateway and nodes were stopped")
+        if screen.good or not screen.summed_up:
+            shutil.rmtree(directory, ignore_errors=True)
         # Ctrl-C is how somebody ends a demo that stays up; before its summary it is an interruption.
         raise typer.Exit((0 if screen.good else 1) if screen.summed_up else INTERRUPTED) from None
     except (GatewayError, EmulatorError) as error:
         typer.echo(f"error: {error}\nlogs are in {directory}", err=True)
         raise typer.Exit(1) from None
-    if once and holds:
+    if holds:
         shutil.rmtree(directory, ignore_errors=True)
     raise typer.Exit(0 if holds else 1)
 

@@ -39,7 +39,7 @@ def emulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nodes as one line of JSON.")] = False,
 ) -> None:
-    """Run emulated GPU nodes in one process, each speaking the dialect of a real engine.
+    """Run emulated GPU nodes that speak as real engines do.
 
     Faults are injected with POST /_emulator/faults on a node, and counters read with GET /_emulator/stats.
     """

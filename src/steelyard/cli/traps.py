@@ -47,7 +47,7 @@ def traps(
         typer.Option("--time-scale", help="Real seconds per emulated second.  [default: the trap's, about 0.1]"),
     ] = None,
 ) -> None:
-    """Play the traps: what a general-purpose balancer does to AI inference, and what Steelyard does instead.
+    """Play the traps: what a general balancer does to AI inference.
 
     Every trap sends the same seeded trace through the gateway, configured as a naive balancer (before) and as it should
     be (after), to emulated GPU nodes. Exit code 0: everything expected came out and nothing was lost; 1: it did not.

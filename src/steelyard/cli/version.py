@@ -20,7 +20,7 @@ _LIBRARIES = ("httptools", "msgspec", "pydantic", "uvloop")
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the versions of Steelyard, of Python and of the libraries on the data path."""
+    """Print the versions of Steelyard, Python and the data path."""
     versions = {"steelyard": steelyard.__version__, "python": platform.python_version(), "data path": data_path()}
     for library in _LIBRARIES:
         try:
