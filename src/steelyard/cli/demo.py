@@ -46,7 +46,8 @@ def demo(
 ) -> None:
     """Show the gateway at work: an emulated GPU fleet under load.
 
-    All on this machine, nothing to configure. When the load has ended, it stays up for the curl lines that it prints, until Ctrl-C.
+    All on this machine, nothing to configure. When the load has ended, it stays up for the curl lines that it prints,
+    until Ctrl-C.
     """
     wanted = seconds if seconds is not None else SECONDS_ONCE if once else SECONDS
     if not 0 < wanted < math.inf:
