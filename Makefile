@@ -56,7 +56,7 @@ test: lint ## Everything that must hold: lint, types, rings, docs, tests, covera
 .PHONY: test-compiled
 test-compiled: $(COMPILED)/dev ## The core's, the dialects', the proxy's and the black-box tests on the compiled data path
 	@$(COMPILED)/bin/steelyard version | grep compiled
-	$(COMPILED)/bin/python -m pytest -q -n 2 -o pythonpath=. tests/core tests/dialects tests/proxy tests/blackbox $(PYTEST)
+	$(COMPILED)/bin/python -m pytest -q -n 2 -o pythonpath=. tests/test_imports.py tests/core tests/dialects tests/proxy tests/blackbox $(PYTEST)
 
 .PHONY: lint
 lint: $(VENV)/dev ## Style, types, the rings, generated documents

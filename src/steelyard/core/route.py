@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from steelyard.core.cost import estimate
+from steelyard.core.policies.registry import Policy
 from steelyard.core.work import Footprint, Work
-
-if TYPE_CHECKING:
-    from steelyard.core.policies import Policy
 
 
 @dataclass(frozen=True)
