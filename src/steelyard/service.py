@@ -30,6 +30,7 @@ GARBAGE_THRESHOLD = 20_000
 """Objects made and not freed before the youngest are looked through: about what 300 new streams hold. The default, 700,
 costs a few percent of a request's time and finds nothing."""
 LAST_BYTES_SECONDS = 1.0
+"""For the last words to those who are cut off."""
 RESERVED_DESCRIPTORS = 64
 """Kept for logs, listeners, the loop itself and the admin's connections."""
 
@@ -131,7 +132,7 @@ class Service:
             spec = wanted.pop(node.name, None)
             if spec is None:
                 fleet.withdraw(node, gateway.clock())
-            elif spec.url != node.spec.url or spec.api_key != node.spec.api_key:
+            elif spec.url != node.spec.url:
                 # Another server under the same name: clean state.
                 fleet.withdraw(node, gateway.clock())
                 self._join(spec)
@@ -145,7 +146,7 @@ class Service:
     def _reconfigure(self, node: Node, spec: NodeSpec) -> None:
         fleet, upstream = self.gateway.balancer.fleet, self.gateway.upstreams.get(node)
         engine, models = node.engine, node.models
-        asked_before, asked_now = (node.spec.engine, node.spec.models), (spec.engine, spec.models)
+        asked_before, asked_now = asked(node.spec), asked(spec)
         fleet.reconfigure(node, spec)
         # What was known holds until the node has answered again: with nothing known it would get every request.
         fleet.recognised(node, engine, models)
@@ -175,28 +176,36 @@ class Service:
         deadline = gateway.clock() + gateway.settings.drain_grace
         while gateway.exchanges and gateway.clock() < deadline:
             await asyncio.sleep(STOP_POLL_SECONDS)
-        complete = not gateway.exchanges
-        if complete:
-            # The last answers are written: give them a moment to leave the sockets' buffers.
-            last = gateway.clock() + LAST_BYTES_SECONDS
-            gateway.close_idle_clients()
-            while gateway.clients and gateway.clock() < last:
-                await asyncio.sleep(STOP_POLL_SECONDS)
-        else:
-            self._log.warning("the grace is over", cut=len(gateway.exchanges))
+        # The last answers are written, but a slow reader may not have them yet.
+        gateway.close_idle_clients()
+        while gateway.clients and gateway.clock() < deadline:
+            await asyncio.sleep(STOP_POLL_SECONDS)
+        complete = not gateway.clients
+        if not complete:
+            self._log.warning("the grace is over", cut=len(gateway.exchanges), unread=len(gateway.clients))
         await self.stop()
         return complete
 
     async def stop(self) -> None:
-        """End now: what is under way is cut."""
+        """End now: what is under way is cut, and told so."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         await self.health.close()
-        self.gateway.stop()
+        gateway = self.gateway
+        gateway.cut()
+        last = gateway.clock() + LAST_BYTES_SECONDS
+        while gateway.clients and gateway.clock() < last:
+            await asyncio.sleep(STOP_POLL_SECONDS)
+        gateway.stop()
         if self._admin is not None:
             await self._admin.close()
             self._admin = None
+
+
+def asked(spec: NodeSpec) -> tuple[object, ...]:
+    """What the answers of a node about itself depend on."""
+    return spec.engine, spec.models, spec.api_key
 
 
 def reason(error: OSError) -> str:

@@ -74,6 +74,11 @@ class Match:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Lower-case name -> exact value."""
 
+    @property
+    def names_path(self) -> bool:
+        """Whether the path is one certain path, and not a pattern that may take in what nobody thought of."""
+        return self.path is not None and not any(sign in self.path for sign in "*?[")
+
     def accepts(self, path: str, model: str | None, headers: Mapping[str, str]) -> bool:
         """Whether a request with this path (without query), model and headers belongs to the route."""
         if self.path is not None and not fnmatchcase(path, self.path):

@@ -147,8 +147,15 @@ class Attempt(Sink):
         if isinstance(error, ConnectionRefusedError):
             # A fact, not a judgement: nobody listens there, whatever the discovery still says.
             request.gateway.node_refused(self.placement.node)
-        if not request.retry("refused"):
+        if not self._again():
             request.refuse(Refusal("node_broke", f"cannot connect to the node: {error.strerror or error}", 1.0))
+
+    def _again(self) -> bool:
+        """There is no connection: try another node. True when the request is on its way."""
+        if self._raced:
+            # The node may have had the request on the connection before, and have died of it.
+            return self._request.redispatch("broke")
+        return self._request.retry("refused")
 
     def _send(self, connection: NodeConnection, now: float) -> None:
         request = self._request
@@ -281,7 +288,9 @@ class Attempt(Sink):
 
     def node_pause(self) -> None:
         self._node_paused_at = self._request.gateway.clock()
-        self._request.client.pause_reading()
+        # A client whose request is whole is read on: it may leave.
+        if not self._request.received:
+            self._request.client.pause_reading()
 
     def node_resume(self) -> None:
         self._node_paused_at = 0.0
@@ -355,7 +364,7 @@ class Attempt(Sink):
 
     def _connect_timeout(self, limit: float) -> None:
         self.drop()
-        if not self._request.retry("refused"):
+        if not self._again():
             message = f"the node did not accept the connection within {limit:g} s"
             self._request.refuse(Refusal("node_silent", message))
 

@@ -35,6 +35,7 @@ IDLE_BODY_SECONDS: Final = 60.0
 """A client that sends no byte of its body for so long is given up; nginx's client_body_timeout."""
 WHOLE_BODY_SECONDS: Final = 1800.0
 """And one that is not done with it after so long: a drip of bytes holds memory like a flood."""
+TOO_LATE: Final = "the time that x-request-timeout allows has passed"
 
 
 class Phase(Enum):
@@ -175,7 +176,7 @@ class Exchange(Request):
 
     def cut(self) -> None:
         """The gateway ends now."""
-        self._end("draining", self.status or 503, True)
+        self._fail(Refusal("draining", "the gateway ends before the request could be finished"))
 
     # -- placing
 
@@ -201,12 +202,16 @@ class Exchange(Request):
         if route is None:
             self.refuse(Refusal("not_found", f"no route for {head.path}"))
             return
-        if self.operation.name == "other" and route.match.path is None and is_administration(head.method, head.path):
+        if self.operation.name == "other" and not route.match.names_path and is_administration(head.method, head.path):
             self.refuse(Refusal("forbidden", f"{head.path} administers a node; only a route that names it opens it"))
             return
         if trusted:
             gateway.take_hints(work, route, head.read)
-        result = gateway.balancer.admit(work, route, gateway.clock(), self)
+        now = gateway.clock()
+        if work.deadline is not None and now >= work.deadline:
+            self.refuse(Refusal("deadline_exceeded", TOO_LATE))
+            return
+        result = gateway.balancer.admit(work, route, now, self)
         if isinstance(result, Placement):
             self.placed(result)
         elif isinstance(result, Ticket):
@@ -218,10 +223,11 @@ class Exchange(Request):
         """The balancer found a node, at once or after a wait."""
         self._ticket = None
         work, content = placement.lease.work, self.content
+        # First of all, since it is the attempt that gives the lease back, whatever goes wrong from here.
+        attempt = self.attempt = Attempt(self, placement)
         if work.model is not work.asked_model and self.renaming is None:
             self.renaming = Renaming(work.asked_model or "", work.model or "")
             content.rename(self.renaming, self.head.read.get(b"content-type", b""))
-        attempt = self.attempt = Attempt(self, placement)
         if self._paused_at:
             attempt.client_paused_at = self._paused_at
         self.attempts += 1
@@ -277,8 +283,8 @@ class Exchange(Request):
             return False
         self._tried = (*self._tried, attempt.placement.node)
         now = gateway.clock()
-        # Nothing has reached a node that refused: the request can as well wait in the line.
-        waiter = self if reason == "refused" else None
+        # A busy answer is there to be passed on; without an answer the request can as well wait in the line.
+        waiter = None if reason == "busy" else self
         result = gateway.balancer.admit(work, route, now, waiter, self._tried)
         if isinstance(result, Refusal):
             return False
@@ -297,7 +303,7 @@ class Exchange(Request):
         """Called about four times a second: end what takes too long."""
         work, route, attempt = self.work, self.route, self.attempt
         if work is not None and work.deadline is not None and now >= work.deadline:
-            self._fail(Refusal("deadline_exceeded", "the time that x-request-timeout allows has passed"))
+            self._fail(Refusal("deadline_exceeded", TOO_LATE))
         elif attempt is None:
             if self._ticket is not None:
                 return
@@ -331,6 +337,8 @@ class Exchange(Request):
 
     def refuse(self, refusal: Refusal) -> None:
         """An error instead of an answer; the client has nothing of an answer yet."""
+        if self.outcome:
+            return
         self.error = refusal.message
         gateway = self.gateway
         closing = gateway.draining or not self.received or not self.head.keep_alive

@@ -51,6 +51,8 @@ class Connected(Protocol):
 
 SWEEP_SECONDS: Final = 0.25
 """How often timeouts are looked at: the shortest of them is seconds long."""
+LONGEST_HINT: Final = 86_400.0
+"""Seconds of work that a hint may state; a sum of absurd ones would not be a number any more."""
 
 
 class Gateway:
@@ -125,14 +127,21 @@ class Gateway:
         self._sweep_due = self.clock() + SWEEP_SECONDS
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
+    def cut(self) -> None:
+        """End every request that is under way with an error, and close the connections when they have it."""
+        self.ready = False
+        self.draining = True
+        # Those who wait first, or the places that become free would be given to them.
+        for exchange in sorted(self.exchanges, key=lambda running: running.attempts):
+            exchange.cut()
+        self.close_idle_clients()
+
     def stop(self) -> None:
         """Stop sweeping and close every connection that is left."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        # Those who wait first, or the places that become free would be given to them.
-        for exchange in sorted(self.exchanges, key=lambda running: running.attempts):
-            exchange.cut()
+        self.cut()
         for client in list(self.clients):
             client.abort()
         for upstream in list(self.upstreams.values()):
@@ -280,6 +289,8 @@ class Gateway:
                 footprint.memory = parse_size(memory.decode("latin-1"))
             if seconds is not None:
                 footprint.seconds = parse_duration(seconds.decode("latin-1"))
+                if footprint.seconds > LONGEST_HINT:
+                    raise ValueError(f"x-steelyard-seconds must be at most {LONGEST_HINT:g}, not {footprint.seconds:g}")
         except ValueError as error:
             raise MalformedBody(f"a header x-steelyard-*: {error}") from None
 

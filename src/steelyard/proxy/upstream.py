@@ -281,8 +281,13 @@ class Upstream:
 
     def put_back(self, connection: NodeConnection, now: float) -> None:
         """The answer is whole: keep the connection for another request."""
-        if self.closed or len(self.idle) >= IDLE_AT_MOST or connection.transport.is_closing():
-            connection.transport.close()
+        transport = connection.transport
+        if self.closed or len(self.idle) >= IDLE_AT_MOST or transport.is_closing():
+            transport.close()
+            return
+        if connection.paused or transport.get_write_buffer_size():
+            # Its end would not be seen; or the next request would wait behind what the node has not taken of this one.
+            transport.abort()
             return
         connection.idle_since = now
         self.idle.append(connection)

@@ -27,6 +27,8 @@ TAKE: Final = 2
 
 CACHED_NAMES: Final = 1024
 """Spellings of header names whose disposition is remembered; names come from clients, so there is a bound."""
+CACHED_NAME: Final = 64
+"""Longest spelling, in bytes, that is remembered. Real names are shorter; others are not to fill the memory."""
 
 
 class HeaderTable:
@@ -49,6 +51,8 @@ class HeaderTable:
         if disposition == RELAY and self._prefixes and name.startswith(self._prefixes):
             disposition = TAKE
         found = (name, disposition)
+        if len(spelling) > CACHED_NAME:
+            return found
         if len(self.known) >= CACHED_NAMES:
             self.known.clear()
         self.known[spelling] = found

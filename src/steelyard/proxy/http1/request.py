@@ -117,6 +117,8 @@ class RequestReader:
         """The events in `data`, up to an `error`. The list is used again by the next call."""
         events = self.events
         events.clear()
+        if self.error is not None:
+            return events
         self._fed += len(data)
         rest: bytes | memoryview = data
         while rest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 CACHED_LINES: Final = 1024
+CACHED_REASON: Final = 64
+"""Longest reason, in bytes, of a line that is kept ready."""
 STATUS_LINES: Final[dict[tuple[int, bytes], bytes]] = {}
 """Ready status lines of the statuses that occur; bounded by CACHED_LINES, the reasons come from nodes."""
 
@@ -14,7 +16,7 @@ def status_line(status: int, reason: bytes) -> bytes:
     line = STATUS_LINES.get(key)
     if line is None:
         line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
-        if len(STATUS_LINES) < CACHED_LINES:
+        if len(STATUS_LINES) < CACHED_LINES and len(reason) <= CACHED_REASON:
             STATUS_LINES[key] = line
     return line
 
