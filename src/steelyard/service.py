@@ -178,9 +178,7 @@ class Service:
             await asyncio.sleep(STOP_POLL_SECONDS)
         # The last answers are written, but a slow reader may not have them yet.
         gateway.close_idle_clients()
-        while gateway.clients and gateway.clock() < deadline:
-            await asyncio.sleep(STOP_POLL_SECONDS)
-        complete = not gateway.clients
+        complete = await self._clients_gone(deadline)
         if not complete:
             self._log.warning("the grace is over", cut=len(gateway.exchanges), unread=len(gateway.clients))
         await self.stop()
@@ -192,15 +190,19 @@ class Service:
             self._listener.close()
             self._listener = None
         await self.health.close()
-        gateway = self.gateway
-        gateway.cut()
-        last = gateway.clock() + LAST_BYTES_SECONDS
-        while gateway.clients and gateway.clock() < last:
-            await asyncio.sleep(STOP_POLL_SECONDS)
-        gateway.stop()
+        self.gateway.cut()
+        await self._clients_gone(self.gateway.clock() + LAST_BYTES_SECONDS)
+        self.gateway.stop()
         if self._admin is not None:
             await self._admin.close()
             self._admin = None
+
+    async def _clients_gone(self, deadline: float) -> bool:
+        """Wait until the last client connection is closed; False when the deadline passes before."""
+        gateway = self.gateway
+        while gateway.clients and gateway.clock() < deadline:
+            await asyncio.sleep(STOP_POLL_SECONDS)
+        return not gateway.clients
 
 
 def asked(spec: NodeSpec) -> tuple[object, ...]:

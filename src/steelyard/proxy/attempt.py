@@ -97,7 +97,8 @@ class Attempt(Sink):
     """The node has got bytes of the request."""
     _abandoned = False
     """The node was left with the request, and may go on computing."""
-    _raced = False
+    raced = False
+    """The request is on its second connection: the node may have had it from the first, and have died of it."""
     _held: ResponseHead | None = None
     """The head of an answer that is held back: a busy one, until it is known whether another node takes the request;
     or one of a stream, until its first byte, so that a node that dies before it can still be replaced."""
@@ -147,15 +148,8 @@ class Attempt(Sink):
         if isinstance(error, ConnectionRefusedError):
             # A fact, not a judgement: nobody listens there, whatever the discovery still says.
             request.gateway.node_refused(self.placement.node)
-        if not self._again():
+        if not request.retry("refused"):
             request.refuse(Refusal("node_broke", f"cannot connect to the node: {error.strerror or error}", 1.0))
-
-    def _again(self) -> bool:
-        """There is no connection: try another node. True when the request is on its way."""
-        if self._raced:
-            # The node may have had the request on the connection before, and have died of it.
-            return self._request.redispatch("broke")
-        return self._request.retry("refused")
 
     def _send(self, connection: NodeConnection, now: float) -> None:
         request = self._request
@@ -277,10 +271,10 @@ class Attempt(Sink):
             return
         assert connection is not None
         quick = request.gateway.clock() - self.sent_at < RACE_SECONDS
-        if reset and quick and connection.reused and not self._raced and not request.content.sent:
+        if reset and quick and connection.reused and not self.raced and not request.content.sent:
             # The node was closing the idle connection while the request was on its way. It is no fault of the node,
             # so the placement stands, and a fresh connection cannot lose that race.
-            self._raced = True
+            self.raced = True
             request.gateway.accounting.counters.retried("race")
             self.start(connection.upstream, fresh=True)
         elif not request.redispatch("broke"):
@@ -364,7 +358,7 @@ class Attempt(Sink):
 
     def _connect_timeout(self, limit: float) -> None:
         self.drop()
-        if not self._again():
+        if not self._request.retry("refused"):
             message = f"the node did not accept the connection within {limit:g} s"
             self._request.refuse(Refusal("node_silent", message))
 

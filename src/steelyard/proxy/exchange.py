@@ -250,6 +250,8 @@ class Exchange(Request):
         if attempt.placement.node.engine == "generic" and attempt.dispatched and not work.repeatable:
             # Of an unknown engine nobody knows whether a 503 came before the work.
             return False
+        if attempt.raced and not self.may_redispatch():
+            return False
         return not self.content.sent and len(self._tried) < route.retry.retries
 
     def retry(self, reason: str) -> bool:

@@ -137,11 +137,10 @@ class Gateway:
         self.close_idle_clients()
 
     def stop(self) -> None:
-        """Stop sweeping and close every connection that is left."""
+        """Stop sweeping and close every connection that is left. Call `cut` before."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        self.cut()
         for client in list(self.clients):
             client.abort()
         for upstream in list(self.upstreams.values()):

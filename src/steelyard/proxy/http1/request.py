@@ -133,7 +133,8 @@ class RequestReader:
             except httptools.HttpParserCallbackError as error:
                 if not isinstance(error.__context__, MessageError):
                     raise
-                self.error = error.__context__
+                # Without the frames that it came through: they would hold the request that is being served.
+                self.error = error.__context__.with_traceback(None)
                 break
             except httptools.HttpParserError as error:
                 self.error = MessageError("malformed_request", f"not a valid HTTP/1.1 request: {error}")
