@@ -281,3 +281,34 @@ async def test_T65_a_request_that_meets_a_closing_connection_is_sent_again_on_a_
     assert (await running.ask(GENERIC)).status == 200
     assert running.gateway.counters.retries == {"race": 1}
     assert node.executions == 2  # with the warming one
+
+
+@pytest.mark.parametrize("then", ["refused", "busy"])
+@pytest.mark.parametrize(
+    ("path", "elsewhere"), [("/v1/responses", 0), ("/v1/chat/completions", 1)], ids=["stored", "repeatable"]
+)
+async def test_T65_a_node_that_dies_of_a_request_did_not_refuse_it(
+    world: World, path: str, elsewhere: int, then: str
+) -> None:
+    """It looks like the race: a reused connection breaks at once. But the node had the request."""
+    one, other = await world.node(), await world.node()
+    running = await world.serve(one, other, defaults__policy="round-robin", telemetry__interval="1h")
+    for _ in range(2):
+        await running.ask(request("GET", "/warm"))
+    await _turn_to(running, one, other)
+
+    async def die(received: Received) -> None:
+        await received.whole()
+        if received.peer.requests == 1:
+            busy = Answer(status=503, body=b"loading")
+            received.send(busy.head() + busy.body)
+        elif then == "refused":
+            one.refuse()
+        else:
+            received.peer.rst()
+
+    one.script = die
+    answer = await running.ask(request("POST", path, JSON, b'{"model":"m","messages":[]}'))
+    assert answer.status == (200 if elsewhere else 502 if then == "refused" else 503)
+    assert other.executions == elsewhere
+    assert running.gateway.counters.retries["race"] == 1

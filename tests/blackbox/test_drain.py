@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -245,3 +246,53 @@ async def test_a_node_that_comes_back_under_its_name_at_another_address_is_anoth
     assert bytes((await running.ask(post_chat())).body) == b"{}"
     assert (await client.rest(head)).complete
     assert len(old.log) == 1
+
+
+async def test_T64_a_slow_reader_has_its_answer_whole(world: World) -> None:
+    node = await world.node(Answer(body=b"x" * 4_000_000))
+    running = await world.serve(node)
+    client = await running.client()
+    client.send(post_chat())
+    client.pause()
+    draining = asyncio.create_task(running.service.drain())
+    # Longer than what somebody who is cut off has for the last words.
+    await asyncio.sleep(1.5)
+    assert not draining.done()
+    client.resume()
+    answer = await client.answer("POST")
+    assert len(answer.body) == 4_000_000
+    assert await draining
+    running.stopped = True
+
+
+async def test_T64_who_is_cut_off_is_told_so(world: World) -> None:
+    silent = await world.node(Answer(hang="headers"), models=("silent",))
+    streaming = await world.node(stream("a", "b", hang="mid"), models=("streaming",))
+    running = await world.serve(silent, streaming, shutdown__grace="300ms")
+    old, new, waiting = [await running.client() for _ in range(3)]
+    old.send(post_chat("streaming", stream=True, version="1.0"))
+    new.send(post_chat("streaming", stream=True))
+    waiting.send(post_chat("silent"))
+    started = [await client.head() for client in (old, new)]
+    await eventually(lambda: silent.log)
+    assert not await running.service.drain()
+    running.stopped = True
+    answer = await waiting.answer("POST")
+    assert answer.status == 503
+    assert json.loads(bytes(answer.body))["error"]["code"] == "draining"
+    await old.rest(started[0])
+    assert old.reset, "an end in order would look whole"
+    await new.rest(started[1])
+    assert not started[1].complete
+    assert b'"draining"' in started[1].body
+    assert {line["outcome"] for line in running.lines()} == {"draining"}
+
+
+async def test_a_node_with_another_key_stays_in_service(world: World) -> None:
+    node = await world.node()
+    running = await world.serve(node_entry(node, api_key="old"))
+    there = running.gateway.balancer.fleet.nodes[node.name]
+    running.reload(nodes=[node_entry(node, api_key="new")])
+    assert running.gateway.balancer.fleet.nodes[node.name] is there
+    assert (await running.ask(post_chat())).status == 200
+    assert node.log[-1].get("authorization") == b"Bearer new"

@@ -196,3 +196,28 @@ async def test_the_line_of_one_model_does_not_block_another(world: World) -> Non
         gate.open()
     for client in (first, *waiting_clients):
         assert (await client.answer("POST")).status == 200
+
+
+async def test_a_request_whose_node_died_waits_for_another(world: World) -> None:
+    gate = Gate()
+    dying, busy = await world.node(), await world.node(script=gate)
+    running = await world.serve(
+        node_entry(dying, max_in_flight=1), node_entry(busy, max_in_flight=1), defaults__policy="round-robin"
+    )
+
+    async def die(received: Received) -> None:
+        await received.whole()
+        await eventually(lambda: gate.waiting)
+        await asyncio.sleep(0.4)  # longer than what may be a keep-alive race
+        received.peer.rst()
+
+    dying.script = die
+    clients = [await running.client() for _ in range(2)]
+    for client in clients:
+        client.send(post_chat())
+    await eventually(lambda: waiting(running) == 1)
+    for _ in clients:
+        await eventually(lambda: gate.waiting)
+        gate.open()
+    assert [(await client.answer("POST")).status for client in clients] == [200, 200]
+    assert (dying.executions, busy.executions) == (1, 2)

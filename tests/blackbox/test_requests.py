@@ -507,3 +507,63 @@ async def test_health_answers_itself_in_every_form(world: World) -> None:
     old = await (await world.connect(world.gateways[0].port)).ask(request("GET", "/health", version="1.0"))
     assert bytes(old.body) == b'{"status":"ok"}'
     assert not node.log
+
+
+async def test_bytes_behind_a_bad_request_do_not_harm_the_one_before(world: World) -> None:
+    node = await world.node(Answer(ttft=0.3))
+    running = await world.serve(node)
+    client = await running.client()
+    client.send(post_chat() + b"GET / HTTP/1.1\r\n\r\n")  # no Host
+    await eventually(lambda: node.log)
+    client.send(b"GET /more HTTP/1.1\r\n")
+    assert (await client.answer("POST")).status == 200
+    assert (await client.answer()).status == 400
+    await client.gone()
+
+
+async def test_a_client_that_leaves_is_seen_while_a_node_takes_no_body(world: World) -> None:
+    async def take_nothing(received: Received) -> None:
+        received.peer.pause()
+        await asyncio.sleep(1)
+        received.peer.resume()
+        await received.gone()
+
+    node = await world.node(script=take_nothing)
+    running = await world.serve(node)
+    client = await running.client()
+    client.send(post_chat(content="x" * 20_000_000))
+    await eventually(lambda: running.exchanges and next(iter(running.exchanges)).received)
+    client.rst()
+    await eventually(lambda: not running.exchanges, patience=0.9)
+    assert (await running.line())["outcome"] == "client_gone"
+
+
+async def test_a_deadline_that_passes_during_the_upload_ends_the_request(world: World) -> None:
+    node = await world.node()
+    running = await world.serve(node)
+    client = await running.client()
+    whole = post_chat(headers={"x-request-timeout": "200ms"})
+    client.send(whole[:-1])
+    await asyncio.sleep(0.4)
+    client.send(whole[-1:])
+    answer = await client.answer("POST")
+    assert answer.status == 504
+    assert json.loads(bytes(answer.body))["error"]["code"] == "deadline_exceeded"
+    assert not node.log
+
+
+async def test_a_name_that_no_header_has_is_not_remembered(world: World) -> None:
+    node = await world.node()
+    running = await world.serve(node)
+    name = "x-" + "n" * 1000
+    assert (await running.ask(request("GET", "/health", {name: "v"}))).status == 200
+    assert all(len(spelling) < 100 for spelling in running.gateway.table.known)
+
+
+@pytest.mark.parametrize(("pattern", "status"), [("/sdapi/*", 403), ("/sdapi/v1/server-kill", 200)])
+async def test_a_pattern_opens_no_administration(world: World, pattern: str, status: int) -> None:
+    node = await world.node(owner="sdwebui")
+    running = await world.serve(node, routes=[{"name": "images", "match": {"path": pattern}}])
+    answer = await running.ask(request("POST", "/sdapi/v1/server-kill", JSON, b"{}"))
+    assert answer.status == status
+    assert len(node.log) == (status == 200)

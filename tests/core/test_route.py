@@ -101,3 +101,11 @@ def test_a_table_keeps_the_tokens_of_the_estimate() -> None:
         Work("openai", "embeddings", prompt_tokens=7)
     )
     assert (footprint.memory, footprint.tokens) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [(None, False), ("/sdapi/*", False), ("/v1/load_lora_adapte?", False), ("/[uv]1/x", False), ("/props", True)],
+)
+def test_only_a_path_without_a_pattern_is_named(path: str | None, named: bool) -> None:
+    assert Match(path=path).names_path is named
