@@ -278,7 +278,7 @@ class TestAuthorization:
         assert "wrong" not in str(running.lines())
 
 
-@pytest.mark.parametrize(("seconds", "status"), [("3", 200), ("86400", 200), ("1e308", 400), ("2d", 400)])
+@pytest.mark.parametrize(("seconds", "status"), [("3", 200), ("86400", 200), ("90000", 400), ("1e308", 400)])
 async def test_a_hint_of_a_trusted_peer_is_a_sane_number(world: World, seconds: str, status: int) -> None:
     running = await world.serve(await world.node(), **TRUSTED)
     assert (await running.ask(post_chat(headers={"x-steelyard-seconds": seconds}))).status == status
