@@ -31,10 +31,14 @@ Besides these there are `process_*` (CPU, memory, file descriptors) and `python_
 
 ## Questions and answers
 
-Share of requests that failed, by route, in the last 5 minutes. Who hung up is no failure of ours:
+Share of requests that failed, by route, in the last 5 minutes. Who hung up is no failure of ours; an
+error that a node answers is relayed whole, so its outcome is `ok`, and the status tells it:
 
 ```promql
-sum by (route) (rate(steelyard_requests_total{outcome!~"ok|client_gone"}[5m]))
+sum by (route) (
+    rate(steelyard_requests_total{outcome!~"ok|client_gone"}[5m])
+    or rate(steelyard_requests_total{outcome="ok", status=~"5.."}[5m])
+  )
   / sum by (route) (rate(steelyard_requests_total[5m]))
 ```
 

@@ -127,7 +127,9 @@ class NodeConfig(Section):
     )
     engine: Engine = Field("auto", description="What runs there. `auto` finds out by asking the node.")
     metrics_url: NodeLocation | None = Field(
-        None, description="Where its metrics are, if not at the engine's usual place under `url`."
+        None,
+        description="Where its metrics are, if not at the engine's usual place under `url`. Kept for a later release: "
+        "metrics of nodes are not read yet.",
     )
     gpu_memory: PositiveSize | None = Field(
         None,
@@ -165,8 +167,8 @@ class Telemetry(Section):
 
     interval: PositiveDuration = Field(
         1.0,
-        description="How often a node's metrics are read. What Steelyard itself placed is known at once; a second is "
-        "soon enough for what it did not place.",
+        description="How often a node is asked for its health and models (its metrics: in a later release). What "
+        "Steelyard itself placed is known at once; a second is soon enough for what it did not place.",
     )
 
 
@@ -240,7 +242,11 @@ class Footprint(Section):
         description="Sizes of the request (up to this) and names (equal to this) that must all hold; "
         "the first row that does counts. Put the smallest first.",
     )
-    memory: PositiveSize | None = Field(None, description="Device memory.")
+    memory: PositiveSize | None = Field(
+        None,
+        description="Device memory. Default: none is counted, as for a request that no row fits; end the table with a "
+        "row for the largest.",
+    )
     seconds: PositiveDuration | None = Field(None, description="Time on an idle node. Default: from the sizes.")
 
 
