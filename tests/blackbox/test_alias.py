@@ -144,8 +144,16 @@ async def test_T63_a_large_request_with_an_alias_is_renamed_too(world: World) ->
     node = await world.node()
     running = await world.serve(node, aliases=ALIASES)
     content = "x" * 400_000
-    assert (await running.ask(post_chat("gpt-4", content=content))).status == 200
-    assert node.log[0].json == {"model": "m", "messages": [{"role": "user", "content": content}]}
+    message = json.dumps([{"role": "user", "content": content}]).encode()
+    bodies = [b'{"model":"gpt-4","messages":%b}' % message, b'{"messages":%b,"model": "gpt-4"}' % message]
+    for body in bodies:
+        for data in (
+            request("POST", "/v1/chat/completions", JSON, body),
+            request("POST", "/v1/chat/completions", JSON, chunks=[body[:5], body[5:300_000], body[300_000:]]),
+        ):
+            assert (await running.ask(data)).status == 200
+            assert bytes(node.log[-1].body) == body.replace(b'"gpt-4"', b'"m"')
+    assert running.gateway.body_memory == 0
 
 
 async def test_T63_aliases_can_be_reloaded(world: World) -> None:

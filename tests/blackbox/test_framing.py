@@ -136,6 +136,8 @@ async def test_T41_a_node_that_sends_both_length_and_coding_is_not_believed(worl
     "raw",
     [
         b"HTTP/1.1 two hundred\r\n\r\n",
+        b"HTTP/1.1 099 No Such Status\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 000 Nothing\r\n\r\n",
         b"garbage\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",

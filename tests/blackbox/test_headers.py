@@ -84,6 +84,16 @@ async def test_hop_by_hop_headers_stay_here_both_ways(world: World) -> None:
     assert answer.get("x-stays") == b"1"
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_connection_cannot_take_away_the_end_of_an_answer(world: World, version: str) -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Hop: 1\r\nConnection: content-length, X-Hop, keep-alive\r\n\r\nok"
+    running = await world.serve(await world.node(Answer(raw=raw)))
+    answer = await running.ask(request("GET", "/x", version=version))
+    assert bytes(answer.body) == b"ok"
+    assert answer.all("content-length") == [b"2"]
+    assert answer.get("x-hop") is None
+
+
 async def test_connection_cannot_take_away_what_the_gateway_itself_writes(world: World) -> None:
     got = await at_the_node(world, {"Connection": "X-Forwarded-For, Host, Via, x-request-id, Content-Length"})
     assert got.get("x-forwarded-for") == b"127.0.0.1"

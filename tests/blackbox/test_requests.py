@@ -509,6 +509,16 @@ async def test_health_answers_itself_in_every_form(world: World) -> None:
     assert not node.log
 
 
+@pytest.mark.parametrize("target", ["/health", "/v1/models"])
+async def test_a_body_that_nobody_asked_for_does_not_cost_its_client_the_answer(world: World, target: str) -> None:
+    _, node, client = await one(world)
+    client.send(request("GET", target, body=bytes(12 << 20)))
+    assert (await client.answer("GET")).status == 200
+    await client.gone()
+    assert not client.reset
+    assert not node.log
+
+
 async def test_bytes_behind_a_bad_request_do_not_harm_the_one_before(world: World) -> None:
     node = await world.node(Answer(ttft=0.3))
     running = await world.serve(node)

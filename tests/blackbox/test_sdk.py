@@ -212,6 +212,7 @@ def none_left(running: Running) -> None:
         node.refuse()
 
 
+LONG = [{"role": "user", "content": "why? " * 300}]
 OWN_ERRORS: list[
     tuple[str, dict[str, Any], Callable[[Running], None] | None, str, type[openai.APIStatusError], str]
 ] = [
@@ -224,7 +225,7 @@ OWN_ERRORS: list[
         "invalid_api_key",
     ),
     ("model", {}, None, "nope", openai.NotFoundError, "unknown_model"),
-    ("body", {"limits__body": "50"}, None, "m", openai.APIStatusError, "body_too_large"),
+    ("body", {"limits__body": "1KB"}, None, "m", openai.APIStatusError, "body_too_large"),
     ("node", {}, none_left, "m", openai.InternalServerError, "node_broke"),
 ]
 
@@ -247,7 +248,7 @@ async def test_the_gateway_s_own_errors_are_the_sdk_s_exceptions(
         await asyncio.sleep(0.05)
     async with openai_client(running, key="wrong-key") as client:
         with pytest.raises(error) as raised:
-            await client.chat.completions.create(model=model, messages=USER)
+            await client.chat.completions.create(model=model, messages=LONG if what == "body" else USER)
     assert raised.value.code == code
     assert raised.value.request_id
 

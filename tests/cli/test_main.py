@@ -115,9 +115,9 @@ def test_check_of_a_right_file(tmp_path: Path) -> None:
         steelyard("check", cwd=tmp_path),
         steelyard("check", STEELYARD_CONFIG=str(file)),
     ):
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0
         assert "is valid" in done.stdout
-        assert "a:8000  http://a:8000, 24GB, models m" in done.stdout
+        assert "a:8000  http://a:8000, auto, 24GB, models m" in done.stdout
         assert "images: path /sdapi/*, models sd-*, headers x-team=art -> random, memory enforce" in done.stdout
         assert "alias    x -> m" in done.stdout
         assert "1 key for art" in done.stdout
@@ -127,6 +127,52 @@ def test_check_of_a_right_file(tmp_path: Path) -> None:
     assert summary["nodes"][0]["gpu_memory"] == 24 * 10**9
     assert summary["tenants"] == ["art"]
     assert "very-secret" not in json.dumps(summary)
+
+
+DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
+    ("", {}, []),
+    ("", {"STEELYARD_PORT": "tcp://10.0.0.1:80", "STEELYARD_SERVICE_HOST": "10.0.0.1"}, []),
+    ("", {"STEELYARD_NODES": "http://b"}, ["the variable STEELYARD_NODES is not read; did you mean STEELYARD_NODE?"]),
+    (
+        "admin: 0.0.0.0:9901",
+        {},
+        [
+            "admin: 0.0.0.0 can be reached from other machines, so the admin API needs a token: set "
+            "STEELYARD_ADMIN_TOKEN, or listen on 127.0.0.1"
+        ],
+    ),
+    ("admin: 0.0.0.0:9901", {"STEELYARD_ADMIN_TOKEN": "right-one"}, []),
+    (
+        "nodes: [{url: a, gpu_memory: 24GB}]",
+        {},
+        [
+            "every request: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
+            "request; it counts as 0"
+        ],
+    ),
+    ("nodes: [{url: a, gpu_memory: 24GB}]\ndefaults: {memory: ignore}", {}, []),
+    (
+        "nodes: [{url: a, gpu_memory: 24GB}]\n"
+        "routes: [{name: x, match: {path: /x}, footprints: [{when: {width: 512}, memory: 8GB}]}, {name: rest}]",
+        {},
+        [
+            "the route rest: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
+            "request; it counts as 0"
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "variables", "expected"), DOUBTS)
+def test_check_warns_of_what_is_allowed_and_probably_not_meant(
+    tmp_path: Path, text: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text if "nodes:" in text else f"nodes: [{{url: a}}]\n{text}")
+    done = steelyard("check", str(file), **variables)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [f"warning: {line}" for line in expected]
+    assert json.loads(steelyard("check", "--json", str(file), **variables).stdout)["warnings"] == expected
 
 
 def test_check_of_a_wrong_file_is_exit_code_2_and_a_line_for_each_problem(tmp_path: Path) -> None:

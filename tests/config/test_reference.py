@@ -10,7 +10,8 @@ import pytest
 from steelyard.config.document import parse_document
 from steelyard.config.load import SETTINGS, validate
 from steelyard.config.reference import main, reference
-from steelyard.config.schema import Config, Defaults, RouteConfig
+from steelyard.config.route_schema import Defaults, RouteConfig
+from steelyard.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", reference(), re.DOTALL)

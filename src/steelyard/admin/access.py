@@ -14,6 +14,7 @@ import structlog
 
 from steelyard.config.addresses import Address
 from steelyard.config.errors import ConfigError, Problem
+from steelyard.config.load import HOSTS_VARIABLE, TOKEN_VARIABLE
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,8 +22,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TOKEN_VARIABLE = "STEELYARD_ADMIN_TOKEN"
-HOSTS_VARIABLE = "STEELYARD_ADMIN_HOSTS"
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """What probes and scrapers read, from wherever they are."""
 BODY_AT_MOST = 1 << 20

@@ -51,7 +51,9 @@ def explain(gateway: Gateway, asked: ExplainRequest) -> ExplainAnswer:
         return _answer(operation, None, outcome="gateway", reason=f"the gateway answers {head.path} itself")
     tenant = gateway.tenant(head.read) if asked.tenant is None else asked.tenant
     if isinstance(tenant, Refusal):
-        return _refused(operation, None, tenant)
+        answer = _refused(operation, None, tenant)
+        answer.reason += "; here, write the key under headers, or only the tenant that it belongs to"
+        return answer
     received = RequestBody(head, operation, gateway)
     content_type = head.read.get(b"content-type", b"")
     now = gateway.clock()

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from steelyard.admin.access import Access
+from steelyard.config.advice import advice
 from steelyard.config.errors import ConfigError
 from steelyard.config.load import CONFIG_VARIABLE, load
 from steelyard.config.schema import Config, NodeConfig
@@ -31,7 +33,8 @@ def check(
 ) -> None:
     """Say what a configuration means, or all that is wrong with it.
 
-    Exit code 0 when it is right, 2 when it is not.
+    Variables of the environment count as they do for serve. Exit code 0 when it is right, with warnings on stderr
+    about what was probably not meant; 2 when it is wrong.
     """
     if schema:
         typer.echo(json.dumps(Config.model_json_schema(), indent=2))
@@ -39,6 +42,7 @@ def check(
     path = file or os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
     try:
         config = load(path)
+        doubts = list(advice(config, os.environ))
     except ConfigError as error:
         if not as_json:
             raise
@@ -48,13 +52,20 @@ def check(
         ]
         typer.echo(json.dumps({"file": path, "valid": False, "problems": problems}, indent=2))
         raise typer.Exit(2) from None
+    try:
+        Access.of(os.environ, config.admin.host)
+    except ConfigError as error:
+        # Not wrong in itself: it may be served where the token is set.
+        doubts += [f"{problem.path}: {problem.message}" for problem in error.problems]
     summary = summarise(config)
     if as_json:
-        typer.echo(json.dumps({"file": path, "valid": True, **summary}, indent=2))
+        typer.echo(json.dumps({"file": path, "valid": True, "warnings": doubts, **summary}, indent=2))
         return
     typer.echo(f"{path} is valid")
     for line in _lines(config, summary):
         typer.echo(f"  {line}")
+    for doubt in doubts:
+        typer.echo(f"warning: {doubt}", err=True)
 
 
 def summarise(config: Config) -> dict[str, Any]:
@@ -96,12 +107,20 @@ def _lines(config: Config, summary: dict[str, Any]) -> list[str]:
         f"{_count(retry.retries, 'retry')} within {format_share(retry.budget)}; "
         f"{format_duration(timeouts.total)} in all",
     ]
+    limits = config.limits
+    lines.append(
+        f"limits   body {format_size(limits.body)}, all bodies {format_size(limits.body_memory)}, "
+        f"headers {format_size(limits.headers)}, {limits.connections} connections"
+    )
     engines = Counter(node.engine for node in config.nodes)
     lines.append(f"nodes    {len(config.nodes)}: " + ", ".join(f"{count} {name}" for name, count in engines.items()))
     for node in config.nodes:
         memory = f", {format_size(node.gpu_memory)}" if node.gpu_memory else ""
         models = f", models {', '.join(node.models)}" if node.models else ""
-        lines.append(f"         {node.name}  {node.url}{memory}{models}")
+        most = f", at most {node.max_in_flight} in flight" if node.max_in_flight else ""
+        weight = f", weight {node.weight}" if node.weight != 1 else ""
+        version = f", version {node.version}" if node.version else ""
+        lines.append(f"         {node.name}  {node.url}, {node.engine}{memory}{most}{weight}{version}{models}")
     if not config.routes:
         lines.append("routes   none: every request gets the defaults")
     for route in summary["routes"]:

@@ -35,14 +35,20 @@ INTERRUPTED = 130
 def demo(
     once: Annotated[bool, typer.Option("--once", help="End after the load; exit code 0 if all was answered.")] = False,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help=f"Of load.  [default: {SECONDS:g}, with --once {SECONDS_ONCE:g}]")
+        float | None,
+        typer.Option(
+            "--seconds", metavar="SECONDS", help=f"Of load.  [default: {SECONDS:g}, with --once {SECONDS_ONCE:g}]"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the gateway; a free one if taken.")] = 8080,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Of the gateway; a free one if taken.")
+    ] = 8080,
     admin_port: Annotated[
-        int, typer.Option("--admin-port", min=0, max=65535, help="Of the admin API; a free one if taken.")
+        int,
+        typer.Option("--admin-port", metavar="PORT", min=0, max=65535, help="Of the admin API; a free one if taken."),
     ] = 9901,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes the load.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Fixes the load.")] = 1,
 ) -> None:
     """Show the gateway at work: an emulated GPU fleet under load.
 

@@ -15,27 +15,41 @@ from steelyard.emulator import KINDS, EmulatedFleet, EmulatorError, NodeProfile,
 
 
 def emulate(
-    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes.")] = 8,
-    gpu_memory: Annotated[str, typer.Option("--gpu-memory", help="Usable memory of each card: 24GB, 24GiB.")] = "24GB",
-    kind: Annotated[str, typer.Option("--kind", help=f"What the nodes are: {', '.join(KINDS)}.")] = "llm",
-    port: Annotated[int, typer.Option("--port", help="Node i listens on port + i; 0 takes free ports.")] = 9000,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="How many nodes.")] = 8,
+    gpu_memory: Annotated[
+        str, typer.Option("--gpu-memory", metavar="SIZE", help="Usable memory of each card: 24GB, 24GiB.")
+    ] = "24GB",
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND", help=f"What the nodes are: {', '.join(KINDS)}.")
+    ] = "llm",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="Node i listens on port + i; 0 takes free ports.")
+    ] = 9000,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     time_scale: Annotated[
-        float, typer.Option("--time-scale", help="Real seconds per emulated second: 0.1 is ten times quicker.")
+        float,
+        typer.Option(
+            "--time-scale", metavar="SCALE", help="Real seconds per emulated second: 0.1 is ten times quicker."
+        ),
     ] = 1.0,
     speed: Annotated[
-        list[float] | None, typer.Option("--speed", help="Speed of the cards: once for all, or once a node.")
+        list[float] | None,
+        typer.Option("--speed", metavar="FACTOR", help="Speed of the cards: once for all, or once a node."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes texts, token counts and the luck of faults.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Fixes texts, token counts and the luck of faults.")
+    ] = 0,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A model that the nodes serve; repeatable.")
+        list[str] | None, typer.Option("--model", metavar="NAME", help="A model that the nodes serve; repeatable.")
     ] = None,
-    version: Annotated[str, typer.Option("--version", help="The version of the nodes' models.")] = "v1",
+    version: Annotated[str, typer.Option("--version", metavar="NAME", help="The version of the nodes' models.")] = "v1",
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="Jobs on a card at once (sd, whisper: no limit; classify: 1).")
+        int | None,
+        typer.Option("--concurrency", metavar="N", help="Jobs on a card at once (sd, whisper: no limit; classify: 1)."),
     ] = None,
     queue_limit: Annotated[
-        int | None, typer.Option("--queue-limit", help="Requests that a node queues before it answers 503.")
+        int | None,
+        typer.Option("--queue-limit", metavar="N", help="Requests that a node queues before it answers 503."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nodes as one line of JSON.")] = False,
 ) -> None:

@@ -7,15 +7,20 @@ import logging
 import os
 import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import structlog
 import typer
 
+from steelyard.config.advice import advice
 from steelyard.config.errors import ConfigError
-from steelyard.config.load import load
+from steelyard.config.load import CONFIG_VARIABLE, load
+from steelyard.config.release import POLICIES_NOT_AVAILABLE
+from steelyard.config.route_schema import PolicyName
 from steelyard.config.schema import Config
 from steelyard.service import CannotStart, Service
+
+POLICIES = ", ".join(name for name in get_args(PolicyName) if name not in POLICIES_NOT_AVAILABLE)
 
 
 def serve(
@@ -34,7 +39,9 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Health, metrics and the admin API.  [default: 127.0.0.1:9901]"),
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="How a node is chosen.  [default: least-work]")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help=f"How a node is chosen: {POLICIES}.  [default: least-work]")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="enforce|ignore", help="Whether memory can veto a node.  [default: enforce]")
     ] = None,
@@ -58,11 +65,13 @@ def serve(
 ) -> None:
     """Run the gateway in front of inference servers.
 
-    Every option can also be set by a variable STEELYARD_* (STEELYARD_NODE, STEELYARD_LISTEN, ...) or, by its name, in
-    the configuration file; the flag wins over the variable, and the variable over the file.
+    Every option can also be set by a variable, STEELYARD_ with the option's name (STEELYARD_NODE,
+    STEELYARD_ACCESS_LOG, ...), or in the file that --config or STEELYARD_CONFIG names, where there is more to set:
+    docs/configuration.md. The flag wins over the variable, and the variable over the file.
 
     SIGTERM ends gracefully: /ready says 503, connections are accepted for --shutdown-delay, answers under way are
-    finished within --shutdown-grace, exit code 0. A second signal ends at once.
+    finished within --shutdown-grace. Exit code 0; 1 when the grace was over before, or a second signal ended it at
+    once; 2 when it could not start, because of its configuration, an address or a file.
     """
     overrides: dict[str, Any] = {
         "nodes": node,
@@ -82,8 +91,10 @@ def serve(
 
     loaded = configuration()
     log_to_stderr()
+    for doubt in advice(loaded, os.environ):
+        structlog.get_logger("steelyard").warning(doubt)
     try:
-        code = run_loop(_serve(loaded, configuration))
+        code = run_loop(_serve(loaded, configuration, bool(config or os.environ.get(CONFIG_VARIABLE))))
     except CannotStart as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -114,7 +125,7 @@ def log_to_stderr() -> None:
     )
 
 
-async def _serve(config: Config, configuration: Any) -> int:
+async def _serve(config: Config, configuration: Any, from_file: bool) -> int:
     log = structlog.get_logger("steelyard")
     service = Service(config)
     await service.start()
@@ -139,7 +150,9 @@ async def _serve(config: Config, configuration: Any) -> int:
             return 0 if ending.result() else 1
         number = next_signal.result()
         next_signal = loop.create_task(wanted.get())
-        if number is signal.SIGHUP:
+        if number is signal.SIGHUP and not from_file:
+            log.warning("there is no configuration file to reload; flags and variables stay as they are")
+        elif number is signal.SIGHUP:
             _reload(service, configuration, log)
         elif ending is None:
             # Ctrl-C comes from a person at a terminal: no balancer in front needs time to notice.

@@ -37,14 +37,18 @@ def traps(
         bool, typer.Option("--live", help="Through the real gateway, over sockets, in front of emulated nodes.")
     ] = False,
     short: Annotated[bool, typer.Option("--short", help="Fewer requests: under a minute a trap.")] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Fixes the trace.  [default: the trap's]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Fixes the trace.  [default: the trap's]")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is stdout.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say which traps there are, and end.")] = False,
     time_scale: Annotated[
         float | None,
-        typer.Option("--time-scale", help="Real seconds per emulated second.  [default: the trap's, about 0.1]"),
+        typer.Option(
+            "--time-scale", metavar="SCALE", help="Real seconds per emulated second.  [default: the trap's, about 0.1]"
+        ),
     ] = None,
 ) -> None:
     """Play the traps: what a general balancer does to AI inference.

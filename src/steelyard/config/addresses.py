@@ -72,6 +72,8 @@ def parse_address(value: object) -> Address:
     host, colon, port = value.strip().rpartition(":")
     number = _port(port)
     if not colon or number is None:
+        if colon and port.isascii() and port.isdigit():
+            raise ValueError(f"{value!r} has the port {port}; a port is a number up to 65535")
         raise ValueError(wrong)
     if not host:
         return Address("0.0.0.0", number)

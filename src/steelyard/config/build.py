@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steelyard.config.schema import Config, NodeConfig, RouteConfig
+from steelyard.config.route_schema import RouteConfig
+from steelyard.config.schema import Config, NodeConfig
 from steelyard.core.node import NodeSpec
 from steelyard.core.policies import Policy, create
 from steelyard.core.route import FootprintRule, Match, QueueRule, RetryRule, Route, Timeouts

@@ -13,7 +13,7 @@ from typing import Any
 from steelyard.config.addresses import parse_address, parse_node_url
 from steelyard.config.document import Document, KeyPath, path_text
 from steelyard.config.explain import HIDDEN, show
-from steelyard.config.release import NOT_AVAILABLE, POLICIES_NOT_AVAILABLE
+from steelyard.config.release import ENGINES_NOT_AVAILABLE, NOT_AVAILABLE, POLICIES_NOT_AVAILABLE
 from steelyard.config.schema import Config
 from steelyard.config.units import parse_duration, parse_size
 
@@ -46,6 +46,9 @@ def _not_available(document: Document) -> Iterator[Finding]:
         for path, policy in _at(document.values, pattern):
             if isinstance(policy, str) and policy in POLICIES_NOT_AVAILABLE:
                 yield path, f"the policy {policy} is not available in this release; the default is least-work"
+    for path, engine in _at(document.values, "nodes[].engine"):
+        if isinstance(engine, str) and engine in ENGINES_NOT_AVAILABLE:
+            yield path, f"the engine {engine} is not available in this release{ENGINES_NOT_AVAILABLE[engine]}"
 
 
 def _nodes(document: Document) -> Iterator[Finding]:

@@ -19,6 +19,10 @@ from steelyard.config.schema import Config
 
 CONFIG_VARIABLE = "STEELYARD_CONFIG"
 """Names the file where no path is given."""
+TOKEN_VARIABLE = "STEELYARD_ADMIN_TOKEN"
+"""Holds what the admin API asks for, where it can be reached from other machines."""
+HOSTS_VARIABLE = "STEELYARD_ADMIN_HOSTS"
+"""Holds further names that the Host header of an admin request may have."""
 
 
 class Setting(NamedTuple):

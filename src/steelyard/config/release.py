@@ -11,6 +11,7 @@ NOT_AVAILABLE: dict[str, str] = {
     "defaults.affinity.ttl": "",
     "defaults.affinity.mode": "",
     "defaults.outlier": "",
+    "nodes[].metrics_url": "; metrics of nodes are not read yet",
     "routes[].affinity.ttl": "",
     "routes[].affinity.mode": "",
     "routes[].outlier": "",
@@ -23,6 +24,9 @@ NOT_AVAILABLE: dict[str, str] = {
 
 POLICIES_NOT_AVAILABLE = frozenset({"tiered-weights", "window-latency", "prefix"})
 """The same for policies."""
+
+ENGINES_NOT_AVAILABLE = {"tfserving": "; generic relays its requests without weighing them"}
+"""The same for engines, and what to do instead."""
 
 
 def is_available(path: str) -> bool:

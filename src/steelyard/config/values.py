@@ -42,17 +42,41 @@ def _positive_duration(value: Any) -> float:
     return seconds
 
 
-def _positive_size(value: Any) -> int:
-    size = parse_size(value)
-    if size <= 0:
-        raise ValueError(f"{value!r} must be larger than 0; write e.g. 64MiB")
-    return size
+_SHORTEST_INTERVAL = 0.01
+"""Seconds. Asking a node more often than this is a load of its own, and learns nothing new."""
+
+
+def _interval(value: Any) -> float:
+    seconds = _positive_duration(value)
+    if seconds < _SHORTEST_INTERVAL:
+        raise ValueError(f"{value!r} is too short; the least is {format_duration(_SHORTEST_INTERVAL)}")
+    return seconds
+
+
+def _size_from(least: int, example: str) -> Callable[[Any], int]:
+    """Reads a size that is never as small as what comes out when its unit is forgotten."""
+
+    def read(value: Any) -> int:
+        size = parse_size(value)
+        if size <= 0:
+            raise ValueError(f"{value!r} must be larger than 0; write e.g. {example}")
+        if size < least:
+            small = f"{value!r} is too small; the least is {format_size(least)}"
+            bare = (
+                ""
+                if isinstance(value, str) and not value.strip().isdigit()
+                else f" (a bare number is bytes: {example})"
+            )
+            raise ValueError(small + bare)
+        return size
+
+    return read
 
 
 def _text(value: Any) -> Any:
     """Text that is not empty. A number is refused: 1.10 would have become 1.1 without anyone noticing."""
     if isinstance(value, bool | int | float):
-        raise ValueError(f"{value!r} is a number or a truth value here; write it in quotes, '{value}'")
+        raise ValueError(f"{value!r} is a number or a truth value here; put quotes around it, as it is written")
     if isinstance(value, str) and not value.strip():
         raise ValueError(f"{value!r} is empty")
     return value
@@ -67,6 +91,14 @@ def _name(value: Any) -> Any:
             raise ValueError(f"{value!r} has the character {wrong!r} in it; a name has only printable ones")
         if value != value.strip():
             raise ValueError(f"{value!r} begins or ends with a space; write {value.strip()!r}")
+    return value
+
+
+def _log_target(value: Any) -> Any:
+    """stderr, stdout, off, or the name of a file."""
+    value = _text(value)
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError(f"{value!r} is not a file name; write stderr, stdout, off or a file")
     return value
 
 
@@ -114,14 +146,17 @@ def _no_truth_value(value: Any) -> Any:
     return value
 
 
-Size = Annotated[int, BeforeValidator(parse_size), _unit("24GB"), Kind("size", format_size)]
-"""Bytes."""
-PositiveSize = Annotated[int, BeforeValidator(_positive_size), _unit("64MiB"), Kind("size", format_size)]
+MessageSize = Annotated[int, BeforeValidator(_size_from(1000, "64MiB")), _unit("64MiB"), Kind("size", format_size)]
+"""Bytes of messages, or of parts of them."""
+DeviceMemory = Annotated[int, BeforeValidator(_size_from(10**6, "24GB")), _unit("24GB"), Kind("size", format_size)]
+"""Bytes on a GPU."""
 Duration = Annotated[float, BeforeValidator(parse_duration), _unit("30s"), Kind("duration", format_duration)]
 """Seconds."""
 PositiveDuration = Annotated[
     float, BeforeValidator(_positive_duration), _unit("30s"), Kind("duration", format_duration)
 ]
+Interval = Annotated[float, BeforeValidator(_interval), _unit("1s"), Kind("duration", format_duration)]
+"""Seconds between two rounds of something."""
 Share = Annotated[float, BeforeValidator(parse_share), _unit("30%"), Kind("share", format_share)]
 """A fraction, 0 to 1."""
 Count = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value), Kind("number")]
@@ -150,6 +185,7 @@ TrustedNetwork = Annotated[
     WithJsonSchema({"type": "string", "examples": ["10.0.0.0/8"]}),
     Kind("network"),
 ]
+LogTarget = Annotated[str, BeforeValidator(_log_target), Kind("`stderr`, `stdout`, `off` or a file")]
 PathPattern = Annotated[str, BeforeValidator(_path_pattern), Kind("path pattern")]
 AffinityKey = Annotated[str, BeforeValidator(_affinity_key), Kind("session key")]
 FootprintValue = Annotated[int | float | str, BeforeValidator(_footprint_value), Kind("number or name")]

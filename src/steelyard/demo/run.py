@@ -52,6 +52,8 @@ class Summary:
     records: list[Record]
     tokens: int
     checks: list[Check]
+    once: bool
+    """The gateway is down by now."""
 
     @property
     def holds(self) -> bool:
@@ -74,10 +76,17 @@ class Summary:
             "tokens_per_second": self.tokens / self.seconds,
             "kinds": self.kinds(),
             "audit": [check._asdict() for check in self.checks],
+            **self._while_it_is_up(),
+        }
+
+    def _while_it_is_up(self) -> dict[str, Any]:
+        """What can be looked at and tried, for as long as the demo stays up."""
+        if self.once:
+            return {}
+        lines = curls.lines(self.up.port, self.up.admin_port)
+        return {
             "access_log": str(self.up.access_log),
-            "try": [
-                {"what": what, "command": command} for what, command in curls.lines(self.up.port, self.up.admin_port)
-            ],
+            "try": [{"what": what, "command": command} for what, command in lines],
         }
 
 
@@ -126,7 +135,7 @@ async def run(
         checks += await audit.at_rest(gateway, fleet)
         if once:
             checks.append(audit.ended_gracefully(await gateway.stop()))
-        made = Summary(started, seconds, load.records, board.tokens, checks)
+        made = Summary(started, seconds, load.records, board.tokens, checks, once)
         await summary(made)
         return made.holds
 

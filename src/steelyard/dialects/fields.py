@@ -383,10 +383,15 @@ def model_span(body: bytes, path: Sequence[str] = MODEL) -> tuple[int, int] | No
     if span is None:
         return None
     start, end = span
-    if len(path) == 1:
-        return span if body[start] == QUOTE else None
-    inner = model_span(body[start:end], path[1:])
+    inner = string_span(body[start:end], path[1:])
     return None if inner is None else (start + inner[0], start + inner[1])
+
+
+def string_span(value: bytes, path: Sequence[str]) -> tuple[int, int] | None:
+    """Where in a JSON value the string at `path` stands, with its quotes; None when there is no such string."""
+    if path:
+        return model_span(value, path)
+    return (0, len(value)) if value[0] == QUOTE else None
 
 
 def replace_model(body: bytes, model: str, path: Sequence[str] = MODEL) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final
 
 from steelyard.core.work import Work
@@ -11,6 +11,7 @@ from steelyard.dialects.body import LONGEST_NAME, MOST_IMAGES, MOST_STEPS, longe
 from steelyard.dialects.multipart import LIMIT, MultipartFields, Part
 from steelyard.dialects.openai import answer_usage, image_size
 from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation, Usage
+from steelyard.dialects.splice import splice
 
 TRUE: Final = frozenset({"true", "1", "on", "yes", "t", "y"})
 FALSE: Final = frozenset({"false", "0", "off", "no", "f", "n", ""})
@@ -37,10 +38,7 @@ class FormOperation(Operation):
     def replace_model(self, body: bytes, content_type: bytes, model: str) -> bytes:
         fields = MultipartFields(content_type)
         fields.feed(body)
-        spans = [(part.offset, part.offset + part.size) for part in fields.close() if part.name == "model"]
-        for start, end in reversed(spans):
-            body = body[:start] + model.encode() + body[end:]
-        return body
+        return b"".join(splice([body], model_spans(fields.close()), model.encode()))
 
     def fill(self, work: Work, parts: Mapping[str, Part]) -> None:
         """Write what the form says, beyond model and stream, into the Work."""
@@ -81,6 +79,14 @@ class FormScanner(FieldScanner):
             work.session_fields = {"user": user}
         operation.fill(work, parts)
         return work
+
+    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
+        return splice(pieces, model_spans(self._fields.close()), model.encode())
+
+
+def model_spans(parts: Iterable[Part]) -> list[tuple[int, int]]:
+    """Where in the body the fields stand that name the model."""
+    return [(part.offset, part.offset + part.size) for part in parts if part.name == "model"]
 
 
 class Recognition(FormOperation):

@@ -8,8 +8,9 @@ import msgspec
 
 from steelyard.core.work import Work
 from steelyard.dialects.body import BodyReader, size
-from steelyard.dialects.fields import JSONFields, LongValue, replace_model
+from steelyard.dialects.fields import JSONFields, LongValue, replace_model, string_span
 from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation
+from steelyard.dialects.splice import splice
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -24,6 +25,8 @@ class JSONOperation(Operation, Generic[T]):
     """The fields that hold prompts: of type msgspec.Raw, and possibly large."""
     listed: ClassVar[str] = ""
     """The one of them whose value may be a list of prompts."""
+    model_path: ClassVar[tuple[str, ...]] = ("model",)
+    """The keys that lead to the model's name."""
 
     def __init__(self, dialect: str, name: str, *, repeatable: bool = False) -> None:
         super().__init__(dialect, name, body="json", repeatable=repeatable)
@@ -41,7 +44,7 @@ class JSONOperation(Operation, Generic[T]):
         return JSONScanner(self, self.reader.struct.__struct_encode_fields__)
 
     def replace_model(self, body: bytes, content_type: bytes, model: str) -> bytes:
-        return replace_model(body, model)
+        return replace_model(body, model, self.model_path)
 
     def fill(self, work: Work, fields: T) -> None:
         """Write what the fields say into the Work: model, sizes, stream, repeatable, session fields."""
@@ -57,11 +60,6 @@ class JSONScanner(FieldScanner):
         self._operation = operation
         self._fields = JSONFields(names, metered=operation.prompts, listed=operation.listed)
         self.body_bytes = 0
-
-    @property
-    def model_span(self) -> tuple[int, int] | None:
-        """Where the value of the top-level `model` stands in the body, when it was seen."""
-        return self._fields.spans.get("model")
 
     def feed(self, piece: bytes) -> None:
         self.body_bytes += len(piece)
@@ -88,6 +86,16 @@ class JSONScanner(FieldScanner):
         work.samples = size(work.samples * sequences, 1)
         work.body_bytes = self.body_bytes
         return work
+
+    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
+        fields, path = self._fields, self._operation.model_path
+        value, span = fields.close().get(path[0]), fields.spans.get(path[0])
+        if span is None or not isinstance(value, bytes):
+            return pieces
+        inner = string_span(value, path[1:])
+        if inner is None:
+            return pieces
+        return splice(pieces, [(span[0] + inner[0], span[0] + inner[1])], msgspec.json.encode(model))
 
     def _check(self, name: str, value: bytes) -> None:
         try:

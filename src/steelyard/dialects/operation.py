@@ -44,6 +44,10 @@ class FieldScanner(ABC):
     def work(self) -> Work:
         """The Work, after the last piece. Raises MalformedBody."""
 
+    @abstractmethod
+    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
+        """The body, whose `pieces` were fed, with another model in the place where `work` found it."""
+
 
 class Operation:
     """One (method, path) of a dialect. Immutable, and shared by all requests.

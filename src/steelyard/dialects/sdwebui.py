@@ -10,13 +10,10 @@ import msgspec
 from steelyard.core.cost import PIXEL_EXPONENT
 from steelyard.core.work import Work
 from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, size
-from steelyard.dialects.fields import replace_model
 from steelyard.dialects.json_operation import JSONOperation
 from steelyard.dialects.operation import MalformedBody, Operation
 from steelyard.dialects.sdwebui_fields import PictureFields
 
-SETTINGS: Final = ("override_settings", "sd_model_checkpoint")
-"""Where a request names its model."""
 SIDE: Final = 512
 STEPS: Final = 50
 HR_SCALE: Final = 2.0
@@ -47,6 +44,7 @@ class Pictures(JSONOperation[PictureFields]):
 
     __slots__ = ()
     reader: ClassVar = BodyReader(PictureFields)
+    model_path: ClassVar[tuple[str, ...]] = ("override_settings", "sd_model_checkpoint")
 
     def fill(self, work: Work, fields: PictureFields) -> None:
         settings = fields.override_settings
@@ -61,9 +59,6 @@ class Pictures(JSONOperation[PictureFields]):
             raise MalformedBody(f"hr_scale must be a number, not {fields.hr_scale}")
         if fields.enable_hr and self.name == "txt2img":
             add_second_pass(work, fields)
-
-    def replace_model(self, body: bytes, content_type: bytes, model: str) -> bytes:
-        return replace_model(body, model, SETTINGS)
 
     def error(self, status: int, code: str, message: str, request_id: str) -> bytes:
         return sdwebui_error(code, message)

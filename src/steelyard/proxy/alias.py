@@ -16,24 +16,21 @@ HELD_ANSWER: Final = 8 << 20
 class Renaming:
     """The two names of one request's model."""
 
-    __slots__ = ("_asked", "_events", "_held", "_pattern", "_served", "_size")
+    __slots__ = ("_asked", "_events", "_held", "_pattern", "_size", "served")
 
     def __init__(self, asked: str, served: str) -> None:
         self._asked = b'"model"\\1' + msgspec.json.encode(asked).replace(b"\\", b"\\\\")
-        self._served = served
+        self.served = served
+        """The name that the node knows."""
         # Inside a JSON text an unescaped `"model": "name"` is always a member: in a string its quotes are escaped.
         self._pattern = re.compile(rb'"model"(\s*:\s*)' + re.escape(msgspec.json.encode(served)))
         self._events = False
         self._held: list[bytes] = []
         self._size = 0
 
-    def request(self, operation: Operation, content_type: bytes, body: bytes) -> bytes:
-        """The request's body with the served name."""
-        return operation.replace_model(body, content_type, self._served)
-
     def target(self, operation: Operation, target: bytes) -> bytes:
         """The request's target with the served name."""
-        return operation.replace_target(target, self._served)
+        return operation.replace_target(target, self.served)
 
     def begin(self, content_type: bytes) -> bool:
         """Whether an answer of this type is renamed; if so, its length is no longer what the node said."""

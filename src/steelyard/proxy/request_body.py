@@ -78,9 +78,8 @@ class RequestBody:
 
     def read(self, content_type: bytes, target: bytes) -> Work:
         """What the request asks for, once it is whole (or at once when it streams). Raises MalformedBody."""
-        scanner, self._scanner = self._scanner, None
-        if scanner is not None:
-            return scanner.work()
+        if self._scanner is not None:
+            return self._scanner.work()
         pieces = self._pieces
         if len(pieces) > 1 and not self.streamed:
             self._pieces = pieces = [b"".join(pieces)]
@@ -88,10 +87,15 @@ class RequestBody:
 
     def rename(self, renaming: Renaming, content_type: bytes) -> None:
         """Put the served model's name in place of the alias."""
-        if not self.streamed and self._pieces:
-            body = renaming.request(self._operation, content_type, b"".join(self._pieces))
-            self._account(len(body) - sum(map(len, self._pieces)))
-            self._pieces = [body]
+        before = self._pieces
+        if self.streamed or not before:
+            return
+        if self._scanner is not None:
+            # A large body was looked through as it came; to do it again in one go would hold the loop.
+            self._pieces = self._scanner.replace_model(before, renaming.served)
+        else:
+            self._pieces = [self._operation.replace_model(b"".join(before), content_type, renaming.served)]
+        self._account(sum(map(len, self._pieces)) - sum(map(len, before)))
 
     def framing(self) -> bytes:
         """The header line for the node that says where the body ends."""

@@ -190,6 +190,8 @@ class ClientConnection(Client):
                 if not answer.probe:
                     self._note(answer.status, answer.outcome, answer.request_id.decode("latin-1"), head)
                 if head.has_body or gateway.draining or not head.keep_alive:
+                    # A body that nobody asked for is read, or its client would see a reset instead of the answer.
+                    self._receiving = head.has_body
                     self._close()
                 return
         exchange = self._exchange = Exchange(self, head, gateway, gateway.clock())

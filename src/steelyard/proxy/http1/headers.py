@@ -71,11 +71,14 @@ _USUAL: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 
 
 def drop_listed(relay: list[bytes], connection: bytes) -> None:
-    """Take out of `relay` (name, b": ", value, CRLF, ...) what a Connection header lists, in place."""
+    """Take out of `relay` (name, b": ", value, CRLF, ...) what a Connection header lists, in place.
+
+    Not Content-Length: a message without it would have no end.
+    """
     if connection in _USUAL:
         return
     tokens = {token.strip() for token in connection.lower().split(b",")}
-    tokens -= {b"close", b"keep-alive", b""}
+    tokens -= {b"close", b"keep-alive", b"content-length", b""}
     if not tokens:
         return
     kept: list[bytes] = []

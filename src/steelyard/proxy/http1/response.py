@@ -163,6 +163,8 @@ class ResponseReader:
             drop_listed(relay, read[b"connection"])
         length = int(read[b"content-length"]) if b"content-length" in read else None
         status = self._status = self._parser.get_status_code()
+        if status < 100:
+            raise MessageError("node_broke", f"the node answered with the status {status}, which is none")
         chunked = b"transfer-encoding" in read and only_chunked(read[b"transfer-encoding"], "node_broke")
         head = ResponseHead(status, reason, relay, read, length, chunked)
         self.heads.append(head)

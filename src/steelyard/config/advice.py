@@ -1,0 +1,43 @@
+"""What is allowed, and yet probably not what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from steelyard.config.load import CONFIG_VARIABLE, HOSTS_VARIABLE, SETTINGS, TOKEN_VARIABLE
+from steelyard.config.schema import Config
+
+PREFIX = "STEELYARD_"
+VARIABLES = (CONFIG_VARIABLE, TOKEN_VARIABLE, HOSTS_VARIABLE, *(setting.variable for setting in SETTINGS))
+"""All variables that `steelyard serve` reads."""
+
+
+def advice(config: Config, environ: Mapping[str, str]) -> Iterator[str]:
+    """One line for each doubt about a configuration that is right, or about the environment it is served in."""
+    yield from _misspelt(environ)
+    yield from _unweighed(config)
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+    # Others are let alone: Kubernetes itself sets STEELYARD_PORT and the like for a service of that name.
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
+            if near:
+                yield f"the variable {name} is not read; did you mean {near[0]}?"
+
+
+def _unweighed(config: Config) -> Iterator[str]:
+    """Routes that promise to watch the memory, of which nothing is known."""
+    if not any(node.gpu_memory for node in config.nodes):
+        return
+    scopes = [
+        (f"the route {route.name}", route.settings(config.defaults).memory, route.footprints) for route in config.routes
+    ]
+    for name, memory, footprints in scopes or [("every request", config.defaults.memory, ())]:
+        if memory == "enforce" and not any(row.memory for row in footprints):
+            yield (
+                f"{name}: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
+                "request; it counts as 0"
+            )
