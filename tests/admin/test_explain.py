@@ -65,6 +65,21 @@ def test_every_node_has_a_score_or_an_objection() -> None:
     assert options["small"] == (f"needs {8 * GB} bytes, {4 * GB} are free", None)
 
 
+def test_a_path_that_goes_to_no_node_is_refused_here_too() -> None:
+    service = still_service()
+    for path, code in (("/sleep", "forbidden"), ("/../x", "malformed_request")):
+        assert explained(service, path=path)["outcome"] == code
+
+
+def test_without_a_key_it_is_said_where_to_write_one() -> None:
+    service = still_service(auth={"keys": [{"key": "right-key", "tenant": "art"}]})
+    answer = explained(service, body=CHAT)
+    assert answer["outcome"] == "missing_api_key"
+    assert answer["reason"].endswith("write the key under headers, or only the tenant that it belongs to")
+    for hint in ({"tenant": "art"}, {"headers": {"Authorization": "Bearer right-key"}}):
+        assert explained(service, body=CHAT, **hint)["outcome"] == "placed"
+
+
 def test_nothing_is_reserved_counted_or_remembered() -> None:
     service = still_service()
     gateway = service.gateway

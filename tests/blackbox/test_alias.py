@@ -46,6 +46,16 @@ async def test_T63_an_alias_is_hidden_in_a_stream_however_it_is_cut(
     assert b"".join(sse(delta('a "model":"m" b', "gpt-4"))[:1]) in bytes(answer.body)
 
 
+@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+async def test_T63_an_alias_is_hidden_in_a_large_answer_which_is_not_held(world: World, framing: str) -> None:
+    body = b'{"data":"%b","model" : "m","more":"%b"}' % (b"x" * 12_000_000, b"y" * 3_000_000)
+    node = await world.node(Answer(headers=(("Content-Type", "application/json"),), body=body, framing=framing))
+    running = await world.serve(node, aliases=ALIASES)
+    answer = await running.ask(post_chat("gpt-4"))
+    assert answer.complete
+    assert bytes(answer.body) == body.replace(b'"m"', b'"gpt-4"')
+
+
 async def test_T63_a_name_that_is_no_alias_is_not_touched(world: World) -> None:
     node = await world.node(Answer(body=b'{"model" :  "m"}'))
     running = await world.serve(node, aliases=ALIASES)

@@ -117,6 +117,27 @@ async def test_a_path_prefix_of_the_node_is_put_in_front(world: World) -> None:
     assert node.log[-1].target == "/base/a/b?c=d%20e#"
 
 
+@pytest.mark.parametrize("target", ["/../x", "/a/../../x", "/%2e%2E/x", "/a/..%2f../x", "/..", "/a/..\\..\\x"])
+async def test_a_path_cannot_climb_out_of_the_prefix_of_a_node(world: World, target: str) -> None:
+    node = await world.node()
+    entry = node_entry(node)
+    running = await world.serve({**entry, "url": node.url + "/base", "engine": "generic"}, telemetry__interval="1h")
+    asked = len(node.log)
+    answer = await running.ask(request("GET", target))
+    assert answer.status == 400
+    assert len(node.log) == asked
+    assert (await running.ask(request("GET", "/a/../b/..c"))).status == 200
+    assert node.log[-1].target == "/base/a/../b/..c"
+
+
+async def test_via_tells_the_version_that_the_client_spoke(world: World) -> None:
+    node = await world.node()
+    running = await world.serve(node)
+    for version in ("1.1", "1.0", "1.1"):
+        await running.ask(request("GET", "/x", {"Host": "a"}, version=version))
+        assert node.log[-1].get("via") == f"{version} steelyard".encode()
+
+
 async def test_forwarding_headers_of_strangers_are_replaced(world: World) -> None:
     headers = {
         "X-Forwarded-For": "1.2.3.4",

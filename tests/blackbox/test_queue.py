@@ -7,7 +7,7 @@ import json
 
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client
-from tests.blackbox.world import Running, World, eventually, node_entry, post_chat
+from tests.blackbox.world import Running, World, eventually, node_entry, post_chat, request
 
 ANSWER = Answer().head() + Answer().body
 
@@ -196,6 +196,25 @@ async def test_the_line_of_one_model_does_not_block_another(world: World) -> Non
         gate.open()
     for client in (first, *waiting_clients):
         assert (await client.answer("POST")).status == 200
+
+
+async def test_uploads_in_line_count_as_bodies(world: World) -> None:
+    running, node, gate, (first,) = await full(world, limits__body_memory="700KB")
+    uploads = []
+    for _ in range(2):
+        client = await running.client()
+        client.send(request("POST", "/upload", body=bytes(300_000)))
+        uploads.append(client)
+    await eventually(lambda: running.gateway.body_memory > 600_000)
+    refused = await running.client()
+    refused.send(request("POST", "/upload", body=bytes(300_000)))
+    assert (await refused.answer("POST")).status == 503
+    for client in (first, *uploads):
+        await eventually(lambda: gate.waiting)
+        gate.open()
+        assert (await client.answer("POST")).status == 200
+    assert [len(received.body) for received in node.log[1:]] == [300_000, 300_000]
+    assert running.gateway.body_memory == 0
 
 
 async def test_a_request_whose_node_died_waits_for_another(world: World) -> None:

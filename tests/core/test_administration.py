@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.core.administration import ALWAYS, DELETING, INFERENCE, WRITING, is_administration
+from steelyard.core.administration import ALWAYS, DELETING, INFERENCE, WRITING, climbs, is_administration, path_refusal
 
 REFUSED = [
     # vLLM
@@ -173,6 +173,45 @@ def test_percent_encoding_hides_nothing(path: str, data: st.DataObject) -> None:
 @given(st.text(max_size=40), st.text(max_size=8))
 def test_any_text_is_judged(path: str, method: str) -> None:
     assert is_administration(method, path) in (True, False)
+    assert climbs(path) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/b", False),
+        ("/a/../b", False),
+        ("/a/./../b/..", False),
+        ("/..a/b..", False),
+        ("/%41", False),
+        ("/..", True),
+        ("/../b", True),
+        ("/./../b", True),
+        ("//../b", True),
+        ("/a/../../b", True),
+        ("/%2e%2e/b", True),
+        ("/.%2E%2fb", True),
+        ("/a/..\\..\\b", True),
+        ("http://host/../b", True),
+        ("/a?x=/../..", False),
+    ],
+)
+def test_a_path_that_climbs_above_its_root(path: str, expected: bool) -> None:
+    assert climbs(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "named", "code"),
+    [
+        ("/x", False, None),
+        ("/sleep", False, "forbidden"),
+        ("/sleep", True, None),
+        ("/../sleep", True, "malformed_request"),
+    ],
+)
+def test_why_a_path_goes_to_no_node(path: str, named: bool, code: str | None) -> None:
+    refusal = path_refusal("POST", path, named)
+    assert (refusal.code if refusal else None) == code
 
 
 def test_what_is_settled_by_the_first_look_is_not_in_the_table() -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from steelyard.admin.access import Denied
 from steelyard.admin.answers import ExplainAnswer, OptionAnswer
 from steelyard.admin.inspection import clipped, finite, footprint_answer
+from steelyard.core.administration import path_refusal
 from steelyard.core.refusal import STATUSES, Refusal
 from steelyard.core.work import Work
 from steelyard.dialects import MalformedBody, Operation, recognise
@@ -71,6 +72,10 @@ def explain(gateway: Gateway, asked: ExplainRequest) -> ExplainAnswer:
     route = gateway.route(head, work)
     if route is None:
         return _refused(operation, work, Refusal("not_found", f"no route for {head.path}"))
+    if operation.name == "other":
+        refusal = path_refusal(head.method, head.path, route.match.names_path)
+        if refusal is not None:
+            return _refused(operation, work, refusal)
     found = gateway.balancer.explain(work, route, now)
     answer = _answer(operation, work, outcome=found.outcome, reason=found.reason)
     answer.node = found.node.name if found.node is not None else None

@@ -14,6 +14,8 @@ import re
 from posixpath import normpath
 from typing import Final
 
+from steelyard.core.refusal import Refusal
+
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 ALWAYS: Final[dict[str, tuple[str, ...]]] = {
@@ -191,11 +193,39 @@ def is_administration(method: str, path: str) -> bool:
     return path in exact or starred.fullmatch(path) is not None
 
 
+def path_refusal(method: str, path: str, named: bool) -> Refusal | None:
+    """Why a request with this path goes to no node, if it does not. `named`: a route names just this path."""
+    if climbs(path):
+        return Refusal("malformed_request", f"{path} climbs above the root")
+    if not named and is_administration(method, path):
+        return Refusal("forbidden", f"{path} administers a node; only a route that names it opens it")
+    return None
+
+
+def climbs(path: str) -> bool:
+    """Whether a path leads out of what it is put behind, such as the path of a node's URL: `/../x`, also encoded."""
+    if ".." not in path and "%" not in path:
+        return False
+    depth = 0
+    for segment in decoded(path).replace("\\", "/").split("/")[1:]:
+        if segment == "..":
+            depth -= 1
+            if depth < 0:
+                return True
+        elif segment not in ("", "."):
+            depth += 1
+    return False
+
+
 def plain(path: str) -> str:
     """One way of writing a path: decoded, in lower case, and with single slashes."""
+    # normpath keeps two slashes at the start, as POSIX wants it.
+    return normpath("/" + decoded(path).lower().lstrip("/"))
+
+
+def decoded(path: str) -> str:
+    """A path without its query, its authority and its percent-encoding."""
     path = _END.split(path, maxsplit=1)[0]
     if not path.startswith("/"):
         path = _AUTHORITY.sub("", path, count=1)
-    path = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), path)
-    # normpath keeps two slashes at the start, as POSIX wants it.
-    return normpath("/" + path.lower().lstrip("/"))
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), path)

@@ -9,24 +9,26 @@ import msgspec
 
 from steelyard.dialects import Operation
 
-HELD_ANSWER: Final = 8 << 20
-"""Bytes of a plain JSON answer that are held to be renamed; a larger one passes as the node sent it."""
+SPACE: Final = 32
+"""Bytes of white space, each side of a colon, beyond which a member is not recognised. Engines write one or none."""
 
 
 class Renaming:
     """The two names of one request's model."""
 
-    __slots__ = ("_asked", "_events", "_held", "_pattern", "_size", "served")
+    __slots__ = ("_asked", "_events", "_longest", "_pattern", "_rest", "served")
 
     def __init__(self, asked: str, served: str) -> None:
+        name = msgspec.json.encode(served)
         self._asked = b'"model"\\1' + msgspec.json.encode(asked).replace(b"\\", b"\\\\")
         self.served = served
         """The name that the node knows."""
         # Inside a JSON text an unescaped `"model": "name"` is always a member: in a string its quotes are escaped.
-        self._pattern = re.compile(rb'"model"(\s*:\s*)' + re.escape(msgspec.json.encode(served)))
+        self._pattern = re.compile(rb'"model"(\s{0,%d}:\s{0,%d})%b' % (SPACE, SPACE, re.escape(name)))
+        self._longest = len(b'"model":') + 2 * SPACE + len(name)
         self._events = False
-        self._held: list[bytes] = []
-        self._size = 0
+        self._rest = b""
+        """The end of what came, in which the first bytes of a match may stand."""
 
     def target(self, operation: Operation, target: bytes) -> bytes:
         """The request's target with the served name."""
@@ -38,22 +40,18 @@ class Renaming:
         return self._events or content_type.startswith(b"application/json")
 
     def answer(self, data: bytes) -> bytes:
-        """What of the answer can go on now: whole lines of a stream; nothing of a plain answer before its end."""
-        held = self._held
-        if self._events and (cut := data.rfind(b"\n") + 1):
-            held.append(data[:cut])
-            lines = b"".join(held)
-            self._held = [data[cut:]] if cut < len(data) else []
-            self._size = len(data) - cut
-            return self._pattern.sub(self._asked, lines)
-        held.append(data)
-        self._size += len(data)
-        if self._size <= HELD_ANSWER:
-            return b""
-        self._held = []
-        self._size = 0
-        return b"".join(held)
+        """What of the answer can go on now: all but the last few bytes, of a stream all whole lines."""
+        if self._rest:
+            data = self._rest + data
+        cut = max(len(data) - self._longest, 0)
+        if self._events:
+            # A member stands in one line: what follows a whole line can begin no match in it.
+            cut = max(cut, data.rfind(b"\n") + 1)
+        for match in self._pattern.finditer(data):
+            cut = max(cut, match.end())
+        self._rest = data[cut:]
+        return self._pattern.sub(self._asked, data[:cut])
 
     def end(self) -> bytes:
         """The rest."""
-        return self._pattern.sub(self._asked, b"".join(self._held))
+        return self._pattern.sub(self._asked, self._rest)

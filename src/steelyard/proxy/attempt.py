@@ -173,7 +173,7 @@ class Attempt(Sink):
             head,
             target,
             connection.upstream,
-            request.client.forwarding_lines(head.read),
+            request.client.forwarding_lines(head),
             request.request_id,
             request.gateway.own_keys,
             body.framing(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from steelyard.proxy.http1 import RequestHead
+
 
 class Client(ABC):
     """A client's connection.
@@ -28,8 +30,8 @@ class Client(ABC):
     def resume_reading(self) -> None: ...
 
     @abstractmethod
-    def forwarding_lines(self, read: dict[bytes, bytes]) -> bytes:
-        """X-Forwarded-* and Via for the node, given the headers that were read."""
+    def forwarding_lines(self, head: RequestHead) -> bytes:
+        """X-Forwarded-* and Via for the node."""
 
     @abstractmethod
     def exchange_ended(self, exchange: object, closing: bool) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from steelyard.core.administration import is_administration
+from steelyard.core.administration import path_refusal
 from steelyard.core.node import Node
 from steelyard.core.placement import Placement
 from steelyard.core.queue import Ticket
@@ -202,9 +202,11 @@ class Exchange(Request):
         if route is None:
             self.refuse(Refusal("not_found", f"no route for {head.path}"))
             return
-        if self.operation.name == "other" and not route.match.names_path and is_administration(head.method, head.path):
-            self.refuse(Refusal("forbidden", f"{head.path} administers a node; only a route that names it opens it"))
-            return
+        if self.operation.name == "other":
+            refusal = path_refusal(head.method, head.path, route.match.names_path)
+            if refusal is not None:
+                self.refuse(refusal)
+                return
         if trusted:
             gateway.take_hints(work, route, head.read)
         now = gateway.clock()

@@ -52,8 +52,9 @@ def request_lines(
     return b"".join(parts)
 
 
-def forwarding_lines(peer: str, scheme: str, read: dict[bytes, bytes], trusted: bool = False) -> bytes:
+def forwarding_lines(peer: str, scheme: str, request: RequestHead, trusted: bool = False) -> bytes:
     """X-Forwarded-For, -Proto, -Host and Via: the peer is appended to what a trusted peer said, else stands alone."""
+    read = request.read
     chain, proto = peer.encode("ascii"), scheme.encode("ascii")
     host = read.get(b"host", b"")
     if trusted:
@@ -63,11 +64,12 @@ def forwarding_lines(peer: str, scheme: str, read: dict[bytes, bytes], trusted: 
         proto = read.get(b"x-forwarded-proto") or proto
         host = read.get(b"x-forwarded-host") or host
     via = read.get(b"via")
-    return b"X-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n%bVia: %b1.1 steelyard\r\n" % (
+    return b"X-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n%bVia: %b1.%d steelyard\r\n" % (
         chain,
         proto,
         b"X-Forwarded-Host: %b\r\n" % host if host else b"",
         via + b", " if via else b"",
+        request.minor,
     )
 
 

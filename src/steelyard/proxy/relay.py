@@ -66,6 +66,9 @@ class Relay:
             elif length_known:
                 relay = without(relay, b"content-length")
                 length_known = False
+        if status == 204 and length_known:
+            # RFC 9110, 8.6: it has none. Clients were seen to wait for the bytes of such an answer.
+            relay = without(relay, b"content-length")
         self._chunked = self._until_close = False
         framing = b""
         if not length_known and request.method != "HEAD" and not bodiless(status):

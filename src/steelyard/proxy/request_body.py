@@ -22,15 +22,15 @@ PENDING_UPLOAD: Final = 256 << 10
 class RequestBody:
     """One request's body.
 
-    It is *kept* where its fields decide (or where it is small), and *streamed* where nothing in it is needed. Kept
-    bytes count in the gateway's `body_memory` until `drop`.
+    It is *kept* where its fields decide (or where it is small), and *streamed* where nothing in it is needed. What is
+    here of it counts in the gateway's `body_memory`, until it is passed on or dropped.
     """
 
     # The first values stand on the class: see Exchange.
     size = 0
     """Bytes received."""
     held = 0
-    """Of these, bytes that count as body memory."""
+    """Of these, bytes that are here."""
     sent = False
     """Bytes of a streamed body went to a node: it cannot be sent again."""
     streamed = False
@@ -60,12 +60,12 @@ class RequestBody:
         if self.size > limits.body:
             return too_large(limits.body)
         self._pieces.append(data)
+        self._account(len(data))
+        # An upload on its way is not refused: it waits, see `overflowing`.
+        if self._gateway.body_memory > limits.body_memory and not self.sent:
+            return Refusal("overloaded", "too many large requests are being received", 5.0)
         if self.streamed:
             return None
-        self.held += len(data)
-        self._gateway.body_memory += len(data)
-        if self._gateway.body_memory > limits.body_memory:
-            return Refusal("overloaded", "too many large requests are being received", 5.0)
         if self._scanner is not None:
             self._scanner.feed(data)
         elif self.size > LARGE_BODY:
@@ -132,6 +132,7 @@ class RequestBody:
     def pass_on(self, connection: NodeConnection) -> None:
         """Write what has come of a streamed body."""
         pieces, self._pieces = self._pieces, []
+        self._account(-self.held)
         for piece in pieces:
             self.sent = True
             connection.transport.write(chunk(piece) if self._head.chunked else piece)
@@ -144,8 +145,10 @@ class RequestBody:
 
     @property
     def overflowing(self) -> bool:
-        """Whether a streamed body should wait for the node's connection."""
-        return self.streamed and sum(map(len, self._pieces)) > PENDING_UPLOAD
+        """Whether no more of a streamed body should be read before the node's connection takes what is here."""
+        gateway = self._gateway
+        most = 0 if gateway.body_memory > gateway.settings.limits.body_memory else PENDING_UPLOAD
+        return self.streamed and self.held > most
 
     def drop(self) -> None:
         """The body is not needed any more."""

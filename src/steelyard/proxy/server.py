@@ -28,7 +28,7 @@ PIPELINED_BYTES: Final = 64 << 10
 """Bytes that are read ahead of the request that is being served. Behind them the connection is not read, and so nobody
 sees that its client leaves; as long as there are fewer, its node is told at once."""
 FLUSH_SECONDS: Final = 30.0
-"""How long a connection that is being closed may take to take the last bytes; after that it is cut."""
+"""How long the client of a connection that is being closed may take none of the last bytes; after that it is cut."""
 
 
 class ClientConnection(Client):
@@ -54,6 +54,7 @@ class ClientConnection(Client):
         "_since",
         "_transport",
         "_unread",
+        "_unsent",
     )
 
     def __init__(self, gateway: Gateway) -> None:
@@ -70,7 +71,9 @@ class ClientConnection(Client):
         self._closing = False
         """No further request is read."""
         self._abort_at = 0.0
-        """When a connection that is being closed is cut, whatever it has not taken."""
+        """When a connection that is being closed is cut, unless its client takes something until then."""
+        self._unsent = 0
+        """Bytes that it had not taken when that time was set."""
         self._paused = False
         """The exchange takes no further bytes of its request for now."""
         self._unread = False
@@ -281,14 +284,15 @@ class ClientConnection(Client):
         if not self._unread and (self._exchange is None or self._receiving):
             self._broken()
 
-    def forwarding_lines(self, read: dict[bytes, bytes]) -> bytes:
+    def forwarding_lines(self, head: RequestHead) -> bytes:
         """X-Forwarded-* and Via for the node. What the client sent of them counts only from a trusted peer."""
-        if self.trusted or b"via" in read:
-            return forwarding_lines(self.peer, "http", read, self.trusted)
+        read = head.read
+        if self.trusted or b"via" in read or not head.minor:
+            return forwarding_lines(self.peer, "http", head, self.trusted)
         host = read.get(b"host", b"")
         if host != self._host or not self._forwarding:
             self._host = host
-            self._forwarding = forwarding_lines(self.peer, "http", read)
+            self._forwarding = forwarding_lines(self.peer, "http", head)
         return self._forwarding
 
     def close_abnormally(self, flush: bool) -> None:
@@ -316,6 +320,7 @@ class ClientConnection(Client):
         """Close when the client has taken what is written, and cut it off when it does not."""
         self._closing = True
         self._abort_at = self._gateway.clock() + FLUSH_SECONDS
+        self._unsent = self._transport.get_write_buffer_size()
         self._transport.close()
 
     def _close(self) -> None:
@@ -325,6 +330,7 @@ class ClientConnection(Client):
             return
         self._closing = True
         self._abort_at = self._gateway.clock() + LINGER_SECONDS
+        self._unsent = self._transport.get_write_buffer_size()
         self._ahead = 0
         self._paused = False
         self._read_on()
@@ -340,11 +346,20 @@ class ClientConnection(Client):
         self.trusted = is_trusted(self.peer, gateway.settings.trusted)
         self._forwarding = b""
 
+    def _cut_off(self, now: float) -> None:
+        """The time of a connection that is being closed is over: cut it, unless its client still takes its answer."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent >= self._unsent:
+            self._transport.abort()
+            return
+        self._unsent = unsent
+        self._abort_at = now + FLUSH_SECONDS
+
     def check(self, now: float) -> None:
         """Called about once a second: end an idle connection, and one that does not get on with its head."""
         if self._abort_at:
             if now >= self._abort_at:
-                self._transport.abort()
+                self._cut_off(now)
             return
         if self._exchange is not None or self._closing:
             self._seen = (False, -1)
