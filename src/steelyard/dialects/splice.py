@@ -24,7 +24,8 @@ def splice(pieces: Iterable[bytes], spans: Iterable[tuple[int, int]], text: byte
             done = span[1]
             span = next(waiting, None)
         if done < end:
-            spliced.append(piece[done - offset :])
+            # A slice of all of it is a copy where this is compiled.
+            spliced.append(piece if done == offset else piece[done - offset :])
             done = end
         offset = end
     return spliced
