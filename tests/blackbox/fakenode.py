@@ -125,6 +125,8 @@ class NodePeer(Peer):
         self.node = node
         self.current: Received | None = None
         self.requests = 0
+        self.switched = False
+        """What comes is no HTTP any more, and stays in `buffer`."""
         self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -156,6 +158,8 @@ class NodePeer(Peer):
             self._idle = asyncio.get_running_loop().call_later(keepalive, self.transport.close)
 
     def _advance(self) -> None:
+        if self.switched:
+            return
         if self.current is None:
             if not self.buffer:
                 return

@@ -192,6 +192,8 @@ class Peer(asyncio.Protocol):
         """The connection broke."""
         self.closed = False
         self.writable = True
+        self.half_closes = False
+        """Whether this side may still send when the other one has ended."""
         self._waiting: list[asyncio.Future[None]] = []
 
     # -- asyncio.Protocol
@@ -207,7 +209,7 @@ class Peer(asyncio.Protocol):
     def eof_received(self) -> bool:
         self.eof = True
         self._wake()
-        return False
+        return self.half_closes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

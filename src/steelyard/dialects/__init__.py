@@ -17,6 +17,7 @@ from steelyard.dialects.openai import (
     Encode,
     Images,
     OpenAIOperation,
+    Realtime,
     Responses,
     Speech,
 )
@@ -54,6 +55,7 @@ EXACT: Final[dict[tuple[str, str], Operation]] = {
     ("POST", "/v1/audio/transcriptions"): Recognition("transcription", repeatable=True),
     ("POST", "/v1/audio/translations"): Recognition("translation", repeatable=True),
     ("POST", "/v1/audio/speech"): Speech("openai", "speech", repeatable=True),
+    ("GET", "/v1/realtime"): Realtime("openai", "realtime"),
     ("GET", "/v1/models"): _MODELS,
     ("HEAD", "/v1/models"): _MODELS,
     **_encode("embeddings", "/v1/embeddings"),

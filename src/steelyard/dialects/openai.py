@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import re
 from typing import ClassVar, Final
+from urllib.parse import quote_plus, unquote_plus
 
 from msgspec import Raw
 
 from steelyard.core.work import Work
-from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, AnswerReader, BodyReader, size
+from steelyard.dialects.body import (
+    LARGEST_SIDE,
+    LONGEST_NAME,
+    MOST_IMAGES,
+    MOST_STEPS,
+    AnswerReader,
+    BodyReader,
+    longer,
+    size,
+)
 from steelyard.dialects.json_operation import JSONOperation, T
 from steelyard.dialects.openai_fields import (
     NOTHING,
@@ -32,6 +42,7 @@ COMPLETIONS_MAX_TOKENS: Final = 16
 IMAGE_SIDE: Final = 1024
 """Pixels, when an image request names no size, or `auto`: the default of the API."""
 
+_QUERY_MODEL: Final = re.compile(rb"[?&]model=([^&#]*)")
 _SIZE: Final = re.compile(r"\s*(\d{1,9})\s*[xX×*]\s*(\d{1,9})\s*\Z")
 
 
@@ -75,6 +86,25 @@ class OpenAIOperation(Operation):
 
     def usage(self, body: bytes) -> Usage | None:
         return answer_usage(body)
+
+
+class Realtime(OpenAIOperation):
+    """GET /v1/realtime: a WebSocket of events and sound. The model stands in the query."""
+
+    __slots__ = ()
+
+    def read(self, body: bytes, content_type: bytes, target: bytes) -> Work:
+        found = _QUERY_MODEL.search(target)
+        model = None if found is None else unquote_plus(found[1].decode("latin-1"), errors="replace")
+        if model is not None and len(model) > LONGEST_NAME:
+            raise longer("model")
+        return Work("openai", self.name, model or None, stream=True)
+
+    def replace_target(self, target: bytes, model: str) -> bytes:
+        found = _QUERY_MODEL.search(target)
+        if found is None:
+            return target
+        return target[: found.start(1)] + quote_plus(model).encode("ascii") + target[found.end(1) :]
 
 
 class OpenAIJSONOperation(JSONOperation[T]):

@@ -70,6 +70,7 @@ class Accounting:
             # The two hold each other. Apart, they are freed here, and not some thousand requests later by the garbage
             # collector: their memory, which the caches still hold, is the next request's.
             exchange.attempt = None
+            exchange.tunnel = None
 
     def _settle(self, exchange: Exchange, relay: Relay | None, now: float, offset: float) -> None:
         placement, work = exchange.placement, exchange.work
@@ -80,7 +81,8 @@ class Accounting:
         self._count(cell, status, outcome)
         seconds = now - exchange.started_at
         cell.total.observe(seconds)
-        bytes_in = exchange.content.size
+        tunnel = exchange.tunnel
+        bytes_in = exchange.content.size if tunnel is None else tunnel.bytes_in
         cell.bytes_in += bytes_in
         first_byte = first_token = queued = 0.0
         bytes_out = prompt_tokens = completion_tokens = 0
@@ -104,6 +106,9 @@ class Accounting:
                 prompt_tokens, completion_tokens = usage.prompt_tokens, usage.completion_tokens
                 cell.prompt_tokens += prompt_tokens
                 cell.completion_tokens += completion_tokens
+        elif tunnel is not None:
+            bytes_out = tunnel.bytes_out
+            cell.bytes_out += bytes_out
         if not self.log.enabled:
             return
         head = exchange.head

@@ -77,6 +77,14 @@ class Request(ABC):
         """The rest of the answer will not come."""
 
     @abstractmethod
+    def begin_tunnel(self, connection: NodeConnection, head: ResponseHead, behind: bytes, now: float) -> None:
+        """The node has agreed to go on with the protocol that the client wants."""
+
+    @abstractmethod
+    def tunnel_ended(self, outcome: str, error: str) -> None:
+        """Both connections of the tunnel are closed, or are closing."""
+
+    @abstractmethod
     def answered(self, status: int) -> None:
         """The answer is whole."""
 
@@ -156,7 +164,7 @@ class Attempt(Sink):
         head, body, work, route = request.head, request.content, request.work, request.route
         assert work is not None
         assert route is not None
-        connection.take(self, head.method)
+        connection.take(self, head.method, head.upgrade)
         self.connection = connection
         self.dispatched = True
         self.sent_at = self._heard_at = now
@@ -190,6 +198,12 @@ class Attempt(Sink):
         # 100 answers an expectation that the gateway has met itself.
         if head.status > 101 and self._request.head.minor:
             self._request.client.write(b"".join((status_line(head.status, head.reason), *head.relay, b"\r\n")))
+
+    def node_switched(self, head: ResponseHead, behind: bytes, now: float) -> None:
+        connection, self.connection = self.connection, None
+        assert connection is not None
+        self.first_byte_at = now
+        self._request.begin_tunnel(connection, head, behind, now)
 
     def node_head(self, head: ResponseHead, now: float) -> None:
         request = self._request

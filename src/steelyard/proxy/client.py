@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from steelyard.proxy.http1 import RequestHead
+
+if TYPE_CHECKING:
+    from steelyard.proxy.tunnel import Tunnel
 
 
 class Client(ABC):
@@ -32,6 +36,14 @@ class Client(ABC):
     @abstractmethod
     def forwarding_lines(self, head: RequestHead) -> bytes:
         """X-Forwarded-* and Via for the node."""
+
+    @abstractmethod
+    def begin_tunnel(self, tunnel: Tunnel) -> bytes:
+        """From now on the client's bytes are the tunnel's; those are returned that have come already."""
+
+    @abstractmethod
+    def write_eof(self) -> bool:
+        """Send nothing more, but go on reading. False where that cannot be."""
 
     @abstractmethod
     def exchange_ended(self, exchange: object, closing: bool) -> None:

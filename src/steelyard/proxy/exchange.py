@@ -27,9 +27,11 @@ from steelyard.proxy.alias import Renaming
 from steelyard.proxy.attempt import Attempt, Request
 from steelyard.proxy.client import Client
 from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead
+from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead, ResponseHead, status_line
 from steelyard.proxy.relay import Relay, plain_answer
 from steelyard.proxy.request_body import RequestBody, too_large
+from steelyard.proxy.tunnel import Tunnel
+from steelyard.proxy.upstream import NodeConnection
 
 IDLE_BODY_SECONDS: Final = 60.0
 """A client that sends no byte of its body for so long is given up; nginx's client_body_timeout."""
@@ -62,6 +64,8 @@ class Exchange(Request):
     renaming: Renaming | None = None
     attempt: Attempt | None = None
     """The last one."""
+    tunnel: Tunnel | None = None
+    """What became of the two connections when client and node agreed on another protocol."""
     attempts = 0
     """Times that the request was, or was to be, sent to a node."""
     received = False
@@ -92,6 +96,8 @@ class Exchange(Request):
         """Where the request is in its life."""
         if self.outcome:
             return Phase.ENDED
+        if self.tunnel is not None:
+            return Phase.RELAYING
         attempt = self.attempt
         if attempt is None:
             return Phase.READING if self._ticket is None else Phase.WAITING
@@ -159,19 +165,26 @@ class Exchange(Request):
         """The bytes of the body are not what its framing promised."""
         self._fail(Refusal(error.code, str(error)))
 
-    def client_gone(self) -> None:
-        """The client's connection is closed: whatever is under way for it stops."""
-        self._end("client_gone", 499)
+    def client_gone(self, broken: bool) -> None:
+        """The client's connection is closed (`broken`: not in order): whatever is under way for it stops."""
+        if self.tunnel is not None:
+            self.tunnel.client_lost(broken)
+        else:
+            self._end("client_gone", 499)
 
     def client_paused(self) -> None:
         """The client reads slower than the node writes."""
         self._paused_at = self.gateway.clock()
-        if self.attempt is not None:
+        if self.tunnel is not None:
+            self.tunnel.client_paused(self._paused_at)
+        elif self.attempt is not None:
             self.attempt.client_paused(self._paused_at)
 
     def client_resumed(self) -> None:
         self._paused_at = 0.0
-        if self.attempt is not None:
+        if self.tunnel is not None:
+            self.tunnel.client_resumed(self.gateway.clock())
+        elif self.attempt is not None:
             self.attempt.client_resumed(self.gateway.clock())
 
     def cut(self) -> None:
@@ -306,7 +319,10 @@ class Exchange(Request):
     def check(self, now: float) -> None:
         """Called about four times a second: end what takes too long."""
         work, route, attempt = self.work, self.route, self.attempt
-        if work is not None and work.deadline is not None and now >= work.deadline:
+        if self.tunnel is not None:
+            if route is not None:
+                self.tunnel.check(now, route.timeouts.idle)
+        elif work is not None and work.deadline is not None and now >= work.deadline:
             self._fail(Refusal("deadline_exceeded", TOO_LATE))
         elif attempt is None:
             if self._ticket is not None:
@@ -323,6 +339,30 @@ class Exchange(Request):
         else:
             attempt.check(now)
 
+    # -- another protocol
+
+    def begin_tunnel(self, connection: NodeConnection, head: ResponseHead, behind: bytes, now: float) -> None:
+        """The node has agreed to go on with the protocol that the client wants."""
+        self.content.drop()
+        protocol = self.head.upgrade
+        tunnel = self.tunnel = Tunnel(self, self.client, connection, protocol, now)
+        connection.switched = tunnel
+        own = self.gateway.answer_lines(self.request_id, self.placement)
+        end = b"Connection: Upgrade\r\nUpgrade: %b\r\n\r\n" % protocol
+        self.client.write(b"".join((status_line(101, head.reason), *head.relay, own, end)))
+        ahead = self.client.begin_tunnel(tunnel)
+        if ahead:
+            tunnel.from_client(ahead, now)
+        if behind:
+            tunnel.from_node(behind)
+        if self._paused_at:
+            tunnel.client_paused(self._paused_at)
+
+    def tunnel_ended(self, outcome: str, error: str) -> None:
+        """Both connections of the tunnel are closed, or are closing."""
+        self.error = error
+        self._end(outcome, 101, True)
+
     # -- every way out
 
     def answered(self, status: int) -> None:
@@ -334,7 +374,9 @@ class Exchange(Request):
         return self.attempt.relay if self.attempt is not None else None
 
     def _fail(self, refusal: Refusal) -> None:
-        if self._relay is None:
+        if self.tunnel is not None:
+            self.tunnel.cut(refusal.code, refusal.message)
+        elif self._relay is None:
             self.refuse(refusal)
         else:
             self.break_off(refusal.code, refusal.message)

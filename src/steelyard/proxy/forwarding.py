@@ -48,6 +48,14 @@ def request_lines(
         parts += (b"traceparent: ", read[b"traceparent"], b"\r\n")
         if b"tracestate" in read:
             parts += (b"tracestate: ", read[b"tracestate"], b"\r\n")
+    if head.upgrade:
+        parts += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
+        if b"sec-websocket-protocol" in read:
+            protocols = read[b"sec-websocket-protocol"]
+            if own_keys or upstream.authorization_line:
+                protocols = without_credentials(protocols)
+            if protocols:
+                parts += (b"Sec-WebSocket-Protocol: ", protocols, b"\r\n")
     parts += (framing, b"\r\n")
     return b"".join(parts)
 
@@ -71,6 +79,25 @@ def forwarding_lines(peer: str, scheme: str, request: RequestHead, trusted: bool
         via + b", " if via else b"",
         request.minor,
     )
+
+
+CREDENTIAL_PROTOCOL: Final = b"openai-insecure-api-key."
+"""How a page in a browser, which can set no headers for a WebSocket, sends its API key."""
+
+
+def credential_in_protocols(protocols: bytes) -> bytes | None:
+    """The API key among the protocols that Sec-WebSocket-Protocol offers."""
+    for protocol in protocols.split(b","):
+        protocol = protocol.strip()
+        if protocol.startswith(CREDENTIAL_PROTOCOL):
+            return protocol[len(CREDENTIAL_PROTOCOL) :]
+    return None
+
+
+def without_credentials(protocols: bytes) -> bytes:
+    """The protocols without an API key."""
+    offered = (protocol.strip() for protocol in protocols.split(b","))
+    return b", ".join([protocol for protocol in offered if not protocol.startswith(CREDENTIAL_PROTOCOL)])
 
 
 def harmless(request_id: bytes) -> bool:

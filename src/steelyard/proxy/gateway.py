@@ -20,7 +20,7 @@ from steelyard.dialects import MalformedBody
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.accounting import Accounting
 from steelyard.proxy.counters import Counters
-from steelyard.proxy.forwarding import harmless
+from steelyard.proxy.forwarding import credential_in_protocols, harmless
 from steelyard.proxy.http1 import HeaderTable, RequestHead
 from steelyard.proxy.session_key import session_key
 from steelyard.proxy.settings import Settings
@@ -255,6 +255,8 @@ class Gateway:
             scheme, _, credentials = read.get(b"authorization", b"").partition(b" ")
             if scheme.lower() == b"bearer":
                 given = credentials.strip()
+        if not given and b"sec-websocket-protocol" in read:
+            given = credential_in_protocols(read[b"sec-websocket-protocol"])
         if not given:
             return Refusal("missing_api_key", "an API key is needed: Authorization: Bearer <key>, or x-api-key")
         tenant = keys.get(given.decode("latin-1"))

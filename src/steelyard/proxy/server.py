@@ -19,6 +19,7 @@ from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import End, RequestHead, RequestReader
 from steelyard.proxy.local import local_answer
 from steelyard.proxy.relay import plain_answer
+from steelyard.proxy.tunnel import Tunnel, probe
 from steelyard.proxy.upstream import LARGE_READ, WRITE_HIGH_WATER
 
 LINGER_SECONDS: Final = 2.0
@@ -53,6 +54,7 @@ class ClientConnection(Client):
         "_seen",
         "_since",
         "_transport",
+        "_tunnel",
         "_unread",
         "_unsent",
     )
@@ -64,6 +66,8 @@ class ClientConnection(Client):
         self._exchange: Exchange | None = None
         self._receiving = False
         """The exchange's request is not whole yet: body events are its."""
+        self._tunnel: Tunnel | None = None
+        """Where the client's bytes go once they are no HTTP any more."""
         self._backlog: deque[RequestHead | bytes | End] = deque()
         """What came behind a request that is being served."""
         self._ahead = 0
@@ -116,12 +120,17 @@ class ClientConnection(Client):
         if len(data) > LARGE_READ:
             self._transport.pause_reading()
             self._gateway.loop.call_soon(self._read_on)
+        if self._tunnel is not None:
+            self._tunnel.from_client(data, self._gateway.clock())
+            return
         reader, backlog = self._reader, self._backlog
         events = reader.feed(data)
-        if backlog:
+        if backlog or reader.upgrading:
             backlog += events
             events.clear()
             self._read_ahead(len(data))
+            if self._exchange is None and not self._unread:
+                self._go_on()
             return
         for event in events:
             exchange = self._exchange
@@ -148,6 +157,9 @@ class ClientConnection(Client):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
+        if self._tunnel is not None:
+            self._tunnel.client_ended()
+            return True
         # A client that closes its sending side is taken for gone, as nginx and Go do: a node must not compute for
         # somebody who has hung up, and the two cannot be told apart.
         return False
@@ -157,8 +169,9 @@ class ClientConnection(Client):
         self._gateway.clients.discard(self)
         self._backlog.clear()
         exchange, self._exchange = self._exchange, None
+        self._tunnel = None
         if exchange is not None:
-            exchange.client_gone()
+            exchange.client_gone(exc is not None)
 
     def pause_writing(self) -> None:
         self._unread = True
@@ -244,18 +257,33 @@ class ClientConnection(Client):
             self._paused = False
             self._read_on()
 
+    def begin_tunnel(self, tunnel: Tunnel) -> bytes:
+        """From now on the client's bytes are the tunnel's; those are returned that have come already."""
+        self._tunnel = tunnel
+        self._ahead = 0
+        self._read_on()
+        probe(self._transport)
+        return self._reader.take_held()
+
+    def write_eof(self) -> bool:
+        """Send nothing more, but go on reading. False where that cannot be."""
+        if not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
+
     def exchange_ended(self, exchange: object, closing: bool) -> None:
         """The answer is written, or will not be."""
         if self._exchange is not exchange:
             return
-        self._exchange = None
+        self._exchange = self._tunnel = None
         if self._closing:
             return
         if closing or self._receiving or self._gateway.draining:
             self._close()
             return
         self.resume_reading()
-        if self._backlog or self._reader.error is not None:
+        if self._backlog or self._reader.error is not None or self._reader.upgrading:
             # Not from here: the exchange is still on the stack.
             self._gateway.loop.call_soon(self._go_on)
 
@@ -281,6 +309,13 @@ class ClientConnection(Client):
             return
         self._ahead = 0
         self._read_on()
+        if self._reader.upgrading and self._exchange is None and not self._unread:
+            # The other protocol was refused: what came behind is the next request.
+            backlog += self._reader.go_on()
+            self._reader.events.clear()
+            if backlog:
+                self._gateway.loop.call_soon(self._go_on)
+                return
         if not self._unread and (self._exchange is None or self._receiving):
             self._broken()
 

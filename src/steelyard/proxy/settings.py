@@ -33,6 +33,7 @@ TAKEN_ALWAYS: Final = (
     b"x-forwarded-proto",
     b"x-forwarded-host",
     b"forwarded",
+    b"sec-websocket-protocol",
 )
 STRIPPED_PREFIXES: Final = (b"x-steelyard-",)
 """Steering headers: read from trusted peers, never passed on."""

@@ -42,6 +42,11 @@ class Sink(ABC):
         """`last`: node_end follows at once."""
 
     @abstractmethod
+    def node_switched(self, head: ResponseHead, behind: bytes, now: float) -> None:
+        """The last call: the node goes on with the protocol that it was offered, and has sent `behind` of it. The
+        connection is to get a `switched`."""
+
+    @abstractmethod
     def node_flush(self) -> None:
         """The head came, with what there was behind it, and the end is yet to come."""
 
@@ -60,6 +65,30 @@ class Sink(ABC):
     def node_resume(self) -> None: ...
 
 
+class Switched(ABC):
+    """Who receives the bytes of a connection that speaks no HTTP any more."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def from_node(self, data: bytes) -> None: ...
+
+    @abstractmethod
+    def node_ended(self) -> None:
+        """The node sends nothing more; it may still read."""
+
+    @abstractmethod
+    def node_lost(self, error: Exception | None) -> None:
+        """The connection is closed; with an error, it broke."""
+
+    @abstractmethod
+    def node_pause(self) -> None:
+        """The node does not take the bytes as fast as they come."""
+
+    @abstractmethod
+    def node_resume(self) -> None: ...
+
+
 class NodeConnection:
     """One connection to a node, used by one Sink at a time. An asyncio.Protocol by shape, as ClientConnection is."""
 
@@ -71,6 +100,7 @@ class NodeConnection:
         "request_sent",
         "reused",
         "sink",
+        "switched",
         "transport",
         "upstream",
     )
@@ -80,6 +110,8 @@ class NodeConnection:
         self.reader = ResponseReader()
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.sink: Sink | None = None
+        self.switched: Switched | None = None
+        """Takes the place of the sink once another protocol is spoken."""
         self.answered = False
         """A byte of the current answer has come."""
         self.request_sent = False
@@ -92,12 +124,12 @@ class NodeConnection:
 
     # what the owner of an exchange calls
 
-    def take(self, sink: Sink, method: str) -> None:
+    def take(self, sink: Sink, method: str, upgrade: bytes) -> None:
         """Make it the sink's, for one request and its answer. The request is written to `transport` after that."""
         self.sink = sink
         self.answered = False
         self.request_sent = False
-        self.reader.expect(method)
+        self.reader.expect(method, upgrade)
         if self.paused:
             self.resume()
 
@@ -114,7 +146,7 @@ class NodeConnection:
 
     def abort(self) -> None:
         """Give the answer up: the node sees the connection break at once."""
-        self.sink = None
+        self.sink = self.switched = None
         self.transport.abort()
 
     # asyncio.Protocol
@@ -126,14 +158,17 @@ class NodeConnection:
 
     def data_received(self, data: bytes) -> None:
         sink = self.sink
-        if sink is None:
+        if sink is None and self.switched is None:
             # Nothing was asked: an idle connection that speaks is of no more use.
             self.transport.abort()
             return
-        self.answered = True
         if len(data) > LARGE_READ:
             self.transport.pause_reading()
             self.upstream.loop.call_soon(self._read_on)
+        if sink is None:
+            cast(Switched, self.switched).from_node(data)
+            return
+        self.answered = True
         reader, upstream = self.reader, self.upstream
         now = upstream.clock()
         try:
@@ -148,6 +183,12 @@ class NodeConnection:
                     sink.node_interim(head)
                 else:
                     sink.node_head(head, now)
+            if reader.switched is not None:
+                head = reader.heads.pop()
+                reader.heads.clear()
+                self.sink = None
+                sink.node_switched(head, reader.switched, now)
+                return
             reader.heads.clear()
             if self.sink is not sink:
                 return
@@ -174,13 +215,19 @@ class NodeConnection:
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:
+        if self.switched is not None:
+            self.switched.node_ended()
+            return True
         if self.sink is not None and self.reader.at_eof():
             self._end_at_eof()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.upstream.open.discard(self)
-        if self.sink is not None:
+        if self.switched is not None:
+            switched, self.switched = self.switched, None
+            switched.node_lost(exc)
+        elif self.sink is not None:
             if exc is None and self.reader.at_eof():
                 self._end_at_eof()
             else:
@@ -190,10 +237,14 @@ class NodeConnection:
     def pause_writing(self) -> None:
         if self.sink is not None:
             self.sink.node_pause()
+        elif self.switched is not None:
+            self.switched.node_pause()
 
     def resume_writing(self) -> None:
         if self.sink is not None:
             self.sink.node_resume()
+        elif self.switched is not None:
+            self.switched.node_resume()
 
     def _end_at_eof(self) -> None:
         sink = cast(Sink, self.sink)

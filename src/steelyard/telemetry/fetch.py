@@ -57,6 +57,9 @@ class _Collector(Sink):
             return
         self._body.append(data)
 
+    def node_switched(self, head: ResponseHead, behind: bytes, now: float) -> None:
+        raise AssertionError("no protocol was offered")
+
     def node_flush(self) -> None:
         pass
 
@@ -111,7 +114,7 @@ async def _exchange(upstream: Upstream, connection: NodeConnection, method: str,
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     collector = _Collector(future)
     collector.connection = connection
-    connection.take(collector, method)
+    connection.take(collector, method, b"")
     content = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
     connection.transport.write(
         b"%b %b%b HTTP/1.1\r\n%b%b%bAccept: */*\r\nUser-Agent: steelyard\r\n\r\n%b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import httptools
@@ -33,6 +34,7 @@ class RequestHead:
         "read",
         "relay",
         "target",
+        "upgrade",
     )
 
     def __init__(
@@ -63,18 +65,26 @@ class RequestHead:
         self.has_body = chunked or bool(content_length)
         self.coded = b"content-encoding" in read and read[b"content-encoding"].lower() != b"identity"
         """The body is compressed."""
+        self.upgrade = b""
+        """The protocol that the client wants to go on with, if it is one that may be passed on; else empty."""
 
 
 class RequestReader:
-    """Turns the bytes of a client connection into events: RequestHead, bytes (of its body), END, and so on."""
+    """Turns the bytes of a client connection into events: RequestHead, bytes (of its body), END, and so on.
+
+    Behind a request with an `upgrade` nothing is read before it is known what the bytes are: they are held until
+    `go_on` (HTTP) or `take_held` (whatever was agreed on).
+    """
 
     __slots__ = (
         "_classify",
         "_fed",
+        "_held",
         "_in_head",
         "_known",
         "_limit",
         "_muted",
+        "_offered",
         "_parser",
         "_read",
         "_relay",
@@ -83,6 +93,7 @@ class RequestReader:
         "error",
         "events",
         "on_body",
+        "upgrading",
     )
 
     def __init__(self, table: HeaderTable, header_limit: int) -> None:
@@ -99,6 +110,11 @@ class RequestReader:
         self._skipped = b""
         """The framing line of a body that the parser, taking the upgrade for granted, has passed over."""
         self._muted = False
+        self._offered = False
+        """The message that is being read may end HTTP."""
+        self.upgrading = False
+        """Bytes are held."""
+        self._held = b""
         self.use(table, header_limit)
         self._parser = httptools.HttpRequestParser(self)
 
@@ -119,6 +135,9 @@ class RequestReader:
         events.clear()
         if self.error is not None:
             return events
+        if self.upgrading:
+            self._held += data
+            return events
         self._fed += len(data)
         rest: bytes | memoryview = data
         while rest:
@@ -126,8 +145,13 @@ class RequestReader:
                 self._parser.feed_data(rest)
                 break
             except httptools.HttpParserUpgrade as upgrade:
-                # An upgrade that is not taken is ignored (RFC 9110, 7.8): the body follows, or the next request.
                 rest = memoryview(rest)[upgrade.args[0] :]
+                if self._offered:
+                    self._offered = False
+                    self.upgrading = True
+                    self._held = bytes(rest)
+                    break
+                # One that is not taken is ignored (RFC 9110, 7.8): the body follows, or the next request.
                 if self._skipped:
                     self._take_up_body()
             except httptools.HttpParserCallbackError as error:
@@ -145,6 +169,17 @@ class RequestReader:
             # No end of a head, of a chunk's extension, or of the trailer.
             self.error = self._too_large()
         return events
+
+    def go_on(self) -> list[RequestHead | bytes | End]:
+        """The other protocol was refused: the events in what was held."""
+        self.upgrading = False
+        held, self._held = self._held, b""
+        return self.feed(held)
+
+    def take_held(self) -> bytes:
+        """The other protocol was agreed on: what was held is its."""
+        held, self._held = self._held, b""
+        return held
 
     def _take_up_body(self) -> None:
         """The parser takes what follows for another protocol. One that was given a head with the same framing, but
@@ -211,16 +246,34 @@ class RequestReader:
             keep_alive = keep_alive and not chunked
         elif b"host" not in read:
             raise MessageError("malformed_request", "an HTTP/1.1 request needs a Host header")
-        if b"upgrade" in read and (chunked or length) and parser.should_upgrade():
-            self._skipped = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (length or 0)
         minor = 0 if version == "1.0" else 1
-        self.events.append(RequestHead(method, target, path, minor, keep_alive, relay, read, length, chunked))
+        head = RequestHead(method, target, path, minor, keep_alive, relay, read, length, chunked)
+        if b"upgrade" in read and parser.should_upgrade():
+            if chunked or length:
+                self._skipped = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (length or 0)
+            elif minor and may_pass(read[b"upgrade"]):
+                head.upgrade = read[b"upgrade"]
+                self._offered = True
+        self.events.append(head)
 
     def on_message_complete(self) -> None:
         if self._skipped:
             return
         self.events.append(END)
         self._in_head = True
+
+
+_PROTOCOL: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?").fullmatch
+_NEVER: Final = (b"h2c", b"http", b"tls")
+
+
+def may_pass(upgrade: bytes) -> bool:
+    """Whether an Upgrade header names one protocol that client and node may go on with, unseen.
+
+    Not HTTP/2, in which a client could ask for anything behind the gateway's back, nor TLS. A list of several is not
+    passed on: what of it the node takes could not be told from what it was offered.
+    """
+    return _PROTOCOL(upgrade) is not None and not upgrade.lower().startswith(_NEVER)
 
 
 def origin_form(method: str, target: bytes, read: dict[bytes, bytes]) -> bytes:

@@ -53,6 +53,7 @@ class ResponseReader:
     __slots__ = (
         "_body_expected",
         "_fed",
+        "_offered",
         "_parser",
         "_read",
         "_reason",
@@ -65,6 +66,7 @@ class ResponseReader:
         "on_body",
         "pieces",
         "surplus",
+        "switched",
     )
 
     def __init__(self) -> None:
@@ -82,13 +84,18 @@ class ResponseReader:
         self.keep_alive = False
         """After the end: whether the connection can carry another request, if there is no surplus."""
         self._until_eof = False
+        self._offered = b""
+        self.switched: bytes | None = None
+        """The node has agreed to the protocol that it was offered, with the head that came last; this is what has
+        come behind it."""
         self._status = 0
         self._reason = b""
         self._relay: list[bytes] = []
         self._read: dict[bytes, bytes] = {}
 
-    def expect(self, method: str) -> None:
-        """A request was sent; its answer comes next."""
+    def expect(self, method: str, upgrade: bytes = b"") -> None:
+        """A request was sent, which offered a protocol or not; its answer comes next."""
+        self._offered = upgrade
         self.complete = False
         self.keep_alive = False
         self._status = 0
@@ -99,8 +106,10 @@ class ResponseReader:
         self._fed += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            raise MessageError("node_broke", "the node switched protocols without being asked") from None
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._offered or self.heads[-1].read.get(b"upgrade", b"").lower() != self._offered.lower():
+                raise MessageError("node_broke", "the node switched protocols without being asked") from None
+            self.switched = data[upgrade.args[0] :]
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, MessageError):
                 raise error.__context__ from None
