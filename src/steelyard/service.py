@@ -21,7 +21,7 @@ from steelyard.core.fleet import Fleet
 from steelyard.core.node import Node, NodeSpec
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.server import listen
+from steelyard.proxy.listener import listen
 from steelyard.telemetry.health import HealthChecks
 
 STOP_POLL_SECONDS = 0.05
@@ -178,7 +178,9 @@ class Service:
             await asyncio.sleep(STOP_POLL_SECONDS)
         # The last answers are written, but a slow reader may not have them yet.
         gateway.close_idle_clients()
-        complete = await self._clients_gone(deadline)
+        complete = not gateway.exchanges
+        if complete:
+            complete = await self._clients_gone(max(deadline, gateway.clock() + LAST_BYTES_SECONDS))
         if not complete:
             self._log.warning("the grace is over", cut=len(gateway.exchanges), unread=len(gateway.clients))
         await self.stop()

@@ -312,3 +312,58 @@ async def test_T65_a_node_that_dies_of_a_request_did_not_refuse_it(
     assert answer.status == (200 if elsewhere else 502 if then == "refused" else 503)
     assert other.executions == elsewhere
     assert running.gateway.counters.retries["race"] == 1
+
+
+async def dying_fleet(world: World, then: str, **changes: object) -> tuple[Running, list[FakeNode]]:
+    """Three nodes with an idle connection each. Each dies of the next request, at once, and then refuses connections;
+    with `then` = slow only the first does, and the others work for a while before they die."""
+    nodes = [await world.node(owner="vllm") for _ in range(3)]
+    running = await world.serve(*nodes, defaults__policy="round-robin", telemetry__interval="1h", **changes)
+    for _ in range(3):
+        await running.ask(request("GET", "/warm"))
+    for node in nodes:
+        node.forget()
+
+    def deadly(node: FakeNode) -> None:
+        async def die(received: Received) -> None:
+            await received.whole()
+            if then == "slow" and sum(len(each.log) for each in nodes) > 1:
+                await asyncio.sleep(WORKING)
+            node.refuse()
+
+        node.script = die
+
+    for node in nodes:
+        deadly(node)
+    return running, nodes
+
+
+@pytest.mark.parametrize("then", ["slow", "at once"])
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_T46_a_request_kills_two_nodes_at_most(world: World, then: str, retries: int) -> None:
+    running, nodes = await dying_fleet(world, then, defaults__retry__retries=retries)
+    assert (await running.ask(CHAT)).status == 502
+    assert sum(node.executions for node in nodes) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("data", [GENERIC_WITH_KEY, CHAT], ids=["with a key", "chat"])
+async def test_T65_what_may_be_sent_again_is_so_whatever_the_limit_of_retries(
+    world: World, data: bytes, retries: int
+) -> None:
+    """The node that broke the connection refuses the fresh one: it has died, and may have had the request."""
+    one, other = [await world.node(owner="generic" if data is not CHAT else "vllm") for _ in range(2)]
+    running = await world.serve(
+        one, other, defaults__policy="round-robin", telemetry__interval="1h", defaults__retry__retries=retries
+    )
+    for _ in range(2):
+        await running.ask(request("GET", "/warm"))
+    await _turn_to(running, one, other)
+
+    async def die(received: Received) -> None:
+        await received.whole()
+        one.refuse()
+
+    one.script = die
+    assert (await running.ask(data)).status == 200
+    assert running.gateway.counters.retries == {"race": 1, "broke": 1}

@@ -152,6 +152,17 @@ async def test_T64_an_idle_gateway_ends_quickly_and_with_0(
     assert not idle.reset
 
 
+async def test_T64_without_any_grace_nobody_idle_makes_it_a_failure(world: World, tmp_path: Path) -> None:
+    node = await world.node()
+    arguments = ["--shutdown-delay", "0s", "--shutdown-grace", "0s"]
+    process = await Process.start(world, tmp_path, "serve", "--node", node.url, *arguments)
+    idle = await process.connect()
+    await idle.ask(post_chat())
+    process.send(signal.SIGTERM)
+    assert await process.exit(8) == 0
+    assert not idle.reset
+
+
 CONFIGURATION = """
 nodes:
 {nodes}

@@ -7,7 +7,7 @@ import json
 
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client
-from tests.blackbox.world import Running, World, eventually, node_entry, post_chat, request
+from tests.blackbox.world import JSON, Running, World, eventually, node_entry, post_chat, request
 
 ANSWER = Answer().head() + Answer().body
 
@@ -208,13 +208,34 @@ async def test_uploads_in_line_count_as_bodies(world: World) -> None:
     await eventually(lambda: running.gateway.body_memory > 600_000)
     refused = await running.client()
     refused.send(request("POST", "/upload", body=bytes(300_000)))
-    assert (await refused.answer("POST")).status == 503
+    answer = await refused.answer("POST")
+    assert json.loads(bytes(answer.body))["error"]["code"] == "overloaded"
     for client in (first, *uploads):
         await eventually(lambda: gate.waiting)
         gate.open()
         assert (await client.answer("POST")).status == 200
     assert [len(received.body) for received in node.log[1:]] == [300_000, 300_000]
     assert running.gateway.body_memory == 0
+
+
+async def test_an_upload_on_its_way_goes_on_while_the_memory_is_full(world: World) -> None:
+    async def digest(received: Received) -> None:
+        body = await received.whole()
+        received.send(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(str(len(body))), str(len(body)).encode())
+        )
+
+    node = await world.node(script=digest, owner="generic")
+    running = await world.serve(node, limits__body_memory="400KB")
+    uploading, filling = await running.client(), await running.client()
+    uploading.send(request("POST", "/upload", {"Content-Length": "3000000"}))
+    await eventually(lambda: node.log)
+    filling.send(request("POST", "/v1/chat/completions", {**JSON, "Content-Length": "400000"}) + b" " * 399_999)
+    await eventually(lambda: running.gateway.body_memory == 399_999)
+    for _ in range(30):
+        await uploading.send_gently(bytes(100_000))
+    assert bytes((await uploading.answer("POST")).body) == b"3000000"
+    filling.fin()
 
 
 async def test_a_request_whose_node_died_waits_for_another(world: World) -> None:

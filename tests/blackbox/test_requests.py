@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
 from steelyard.proxy.exchange import IDLE_BODY_SECONDS
-from steelyard.proxy.server import PIPELINED_BYTES, ClientConnection
+from steelyard.proxy.server import FLUSH_SECONDS, LINGER_SECONDS, PIPELINED_BYTES, ClientConnection
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client, Message
 from tests.blackbox.world import JSON, Running, World, chat, eventually, post_chat, request
@@ -517,6 +518,78 @@ async def test_a_body_that_nobody_asked_for_does_not_cost_its_client_the_answer(
     await client.gone()
     assert not client.reset
     assert not node.log
+
+
+async def test_who_sends_on_after_its_answer_is_cut_after_a_moment(world: World) -> None:
+    running, _, client = await one(world)
+    client.half_closes = True
+    client.send(request("GET", "/health", {"Content-Length": "999999999"}))
+    assert (await client.head()).status == 200
+    (connection,) = running.gateway.clients
+    await eventually(lambda: client.eof)
+    for _ in range(3):
+        client.send(bytes(1000))
+    assert not client.closed
+    connection.check(running.gateway.clock() + LINGER_SECONDS)
+    await eventually(lambda: not running.gateway.clients)
+    client.rst()
+
+
+async def narrow(running: Running) -> tuple[Client, ClientConnection]:
+    """A connection with small segments and buffers, as over a slow line: client and gateway's side."""
+    sock = socket.socket()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_000)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", running.port))
+    _, client = await loop.create_connection(Client, sock=sock)
+    running.world.clients.append(client)
+    await eventually(lambda: running.gateway.clients)
+    (connection,) = running.gateway.clients
+    connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_000)
+    return client, connection
+
+
+async def test_who_takes_its_last_bytes_slowly_is_not_cut(world: World) -> None:
+    size = 240_000  # Less than what waits in the gateway before its node is not read any more.
+    node = await world.node(Answer(body=bytes(size)))
+    running = await world.serve(node)
+    client, connection = await narrow(running)
+    client.pause()
+    client.send(request("GET", "/x", {"Connection": "close"}))
+    await eventually(lambda: connection._closing, "all of the answer is here, and waits for the client")
+    now = running.gateway.clock() + FLUSH_SECONDS
+    reads = 0
+    while len(client.buffer) < size:
+        before = len(client.buffer)
+        client.resume()
+        await client.until(lambda before=before: len(client.buffer) > before)
+        client.pause()
+        await asyncio.sleep(0.1)  # a delayed acknowledgement takes 40 ms
+        reads += 1
+        now += FLUSH_SECONDS
+        connection.check(now)
+    assert reads > 3
+    client.resume()
+    answer = await client.answer()
+    assert len(answer.body) == size
+
+
+async def test_who_takes_nothing_of_its_last_bytes_is_cut(world: World) -> None:
+    node = await world.node(Answer(body=bytes(240_000)))
+    running = await world.serve(node)
+    client, connection = await narrow(running)
+    client.pause()
+    client.send(request("GET", "/x", {"Connection": "close"}))
+    await eventually(lambda: connection._closing)
+    await asyncio.sleep(0.05)
+    now = running.gateway.clock() + FLUSH_SECONDS
+    connection.check(now)  # It has taken what fits into its system's buffer.
+    connection.check(now + FLUSH_SECONDS + 1)
+    await eventually(lambda: not running.gateway.clients)
+    client.resume()
+    await client.until(lambda: client.closed)
 
 
 async def test_bytes_behind_a_bad_request_do_not_harm_the_one_before(world: World) -> None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from steelyard import __version__
@@ -146,19 +147,17 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
         "nodes: [{url: a, gpu_memory: 24GB}]",
         {},
         [
-            "every request: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
-            "request; it counts as 0"
+            "gpu_memory and memory: enforce veto nothing: no route has footprints that say the memory of a request, so "
+            "it counts as 0"
         ],
     ),
     ("nodes: [{url: a, gpu_memory: 24GB}]\ndefaults: {memory: ignore}", {}, []),
+    ("nodes: [{url: a, gpu_memory: 24GB}]\ntrust: {proxies: [10.0.0.0/8]}", {}, []),
     (
         "nodes: [{url: a, gpu_memory: 24GB}]\n"
         "routes: [{name: x, match: {path: /x}, footprints: [{when: {width: 512}, memory: 8GB}]}, {name: rest}]",
         {},
-        [
-            "the route rest: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
-            "request; it counts as 0"
-        ],
+        [],
     ),
 ]
 
@@ -236,3 +235,16 @@ def test_serve_that_cannot_start_is_exit_code_2_and_one_line(
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)
     assert "unknown error" not in line
+
+
+def test_what_nobody_caught_is_one_line_like_all_others(capsys: pytest.CaptureFixture[str]) -> None:
+    from steelyard.cli.serve import _log_error, log_to_stderr
+
+    log_to_stderr()
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        _log_error(structlog.get_logger(), {"message": "a step failed", "exception": error})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "a step failed"
+    assert "ValueError: two" in json.loads(line)["exception"]

@@ -305,7 +305,7 @@ def test_bad_input_is_one_clear_line_each(text: str, expected: list[str]) -> Non
 
 BAD_NODES: list[tuple[str, list[str]]] = [
     ("[]", ["s.yaml:1: nodes: there are no nodes; write nodes: [{url: http://10.0.0.1:8000}], or give --node URL"]),
-    ("[http://a]", ["s.yaml:1: nodes[0]: 'http://a' is not a mapping of keys; write url: http://a"]),
+    ("[http://a]", ["s.yaml:1: nodes[0]: 'http://a' is not a mapping of keys; write url: 'http://a'"]),
     (
         "[{url: a, gpu_memory: 24}]",
         ["s.yaml:1: nodes[0].gpu_memory: 24 is too small; the least is 1MB (a bare number is bytes: 24GB)"],
@@ -571,6 +571,8 @@ SECRETS_IN_ERRORS = [
     "nodes:\n  - {url: 'http://me:${HUNTER}@h'}",
     "nodes:\n  - {url: 'http://${HUNTER}'}\n  - {url: 'http://${HUNTER}'}",
     "nodes:\n  - {url: a, name: '${HUNTER}'}\n  - {url: b, name: '${HUNTER}'}",
+    "nodes: ['${HUNTER}']",
+    f"nodes: ['http://me:{SECRET}@h']",
     f"nodes:\n  - {{url: a, api_key: {SECRET} {SECRET}}}",
     f"nodes:\n  - {{url: a, api_key: [{SECRET}]}}",
     f"api_key: *{SECRET}",

@@ -72,10 +72,9 @@ def explain(gateway: Gateway, asked: ExplainRequest) -> ExplainAnswer:
     route = gateway.route(head, work)
     if route is None:
         return _refused(operation, work, Refusal("not_found", f"no route for {head.path}"))
-    if operation.name == "other":
-        refusal = path_refusal(head.method, head.path, route.match.names_path)
-        if refusal is not None:
-            return _refused(operation, work, refusal)
+    refusal = path_refusal(head.method, head.path, operation.name != "other" or route.match.names_path)
+    if refusal is not None:
+        return _refused(operation, work, refusal)
     found = gateway.balancer.explain(work, route, now)
     answer = _answer(operation, work, outcome=found.outcome, reason=found.reason)
     answer.node = found.node.name if found.node is not None else None

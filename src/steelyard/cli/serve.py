@@ -137,6 +137,7 @@ async def _serve(config: Config, configuration: Any, from_file: bool) -> int:
         pid=os.getpid(),
     )
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: _log_error(log, context))
     wanted: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, wanted.put_nowait, number)
@@ -163,6 +164,11 @@ async def _serve(config: Config, configuration: Any, from_file: bool) -> int:
             next_signal.cancel()
             await service.stop()
             return 1
+
+
+def _log_error(log: Any, context: dict[str, Any]) -> None:
+    """What nobody caught, as one line like all others."""
+    log.error(str(context.get("message", "an error that nobody caught")), exc_info=context.get("exception"))
 
 
 def _reload(service: Service, configuration: Any, log: Any) -> None:

@@ -6,11 +6,14 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from steelyard.config.load import CONFIG_VARIABLE, HOSTS_VARIABLE, SETTINGS, TOKEN_VARIABLE
+from steelyard.config.route_schema import RouteConfig
 from steelyard.config.schema import Config
 
 PREFIX = "STEELYARD_"
 VARIABLES = (CONFIG_VARIABLE, TOKEN_VARIABLE, HOSTS_VARIABLE, *(setting.variable for setting in SETTINGS))
 """All variables that `steelyard serve` reads."""
+NO_ROUTE = RouteConfig(name="default")
+"""What holds where no route is configured."""
 
 
 def advice(config: Config, environ: Mapping[str, str]) -> Iterator[str]:
@@ -29,15 +32,11 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unweighed(config: Config) -> Iterator[str]:
-    """Routes that promise to watch the memory, of which nothing is known."""
-    if not any(node.gpu_memory for node in config.nodes):
-        return
-    scopes = [
-        (f"the route {route.name}", route.settings(config.defaults).memory, route.footprints) for route in config.routes
-    ]
-    for name, memory, footprints in scopes or [("every request", config.defaults.memory, ())]:
-        if memory == "enforce" and not any(row.memory for row in footprints):
-            yield (
-                f"{name}: gpu_memory and memory: enforce veto nothing without footprints that say the memory of a "
-                "request; it counts as 0"
-            )
+    """Memory that is to be watched, and of which no request is known to take any."""
+    enforced = any(route.settings(config.defaults).memory == "enforce" for route in config.routes or (NO_ROUTE,))
+    told = config.trust.proxies or any(row.memory for route in config.routes for row in route.footprints)
+    if enforced and not told and any(node.gpu_memory for node in config.nodes):
+        yield (
+            "gpu_memory and memory: enforce veto nothing: no route has footprints that say the memory of a request, so "
+            "it counts as 0"
+        )

@@ -52,8 +52,10 @@ def message_of(error: ErrorDetails, path: KeyPath, secret: bool) -> str:
             else f"{shown} is not a list"
         )
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        if len(path) == 2 and path[0] == "nodes" and isinstance(value, str) and "@" not in value:
-            return f"{shown} is not a mapping of keys; write url: {value}"
+        if len(path) == 2 and path[0] == "nodes" and isinstance(value, str) and not secret:
+            # It may be a URL with a password in it.
+            written = HIDDEN if "@" in value else shown
+            return f"{written} is not a mapping of keys; write url: {written}"
         return f"{shown} is not a mapping of keys"
     if kind == "greater_than_equal":
         return f"{shown} is too small; the least is {context['ge']}"

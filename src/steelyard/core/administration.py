@@ -175,7 +175,7 @@ _OTHERS: Final = _split(ALWAYS, WRITING)
 
 _ESCAPED: Final = re.compile("%([0-9a-fA-F]{2})")
 _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-][a-z0-9_.-]*)+").fullmatch
-_END: Final = re.compile("[?#]")
+_END: Final = re.compile("[?]")
 _AUTHORITY: Final = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://[^/]*")
 
 
@@ -193,11 +193,11 @@ def is_administration(method: str, path: str) -> bool:
     return path in exact or starred.fullmatch(path) is not None
 
 
-def path_refusal(method: str, path: str, named: bool) -> Refusal | None:
-    """Why a request with this path goes to no node, if it does not. `named`: a route names just this path."""
+def path_refusal(method: str, path: str, opened: bool) -> Refusal | None:
+    """Why a request with this path goes to no node, if it does not. `opened`: it may rule a server, or does not."""
     if climbs(path):
         return Refusal("malformed_request", f"{path} climbs above the root")
-    if not named and is_administration(method, path):
+    if not opened and is_administration(method, path):
         return Refusal("forbidden", f"{path} administers a node; only a route that names it opens it")
     return None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COUNTED: Final = frozenset({*map(int, HTTPStatus), 499, 529})
 """Statuses that are counted by themselves: those with a name, a client that left, Anthropic's "overloaded". Others
-come from nodes, and are counted together as 0, so that no node can fill the memory with them."""
+come from nodes, and are counted by their hundred, so that no node can fill the memory with them."""
 BATCH: Final = 64
 """Requests that are written down together: about a quarter of a millisecond of work."""
 KEPT_BYTES: Final = 4 << 20
@@ -53,7 +53,7 @@ class Accounting:
             self.log.add(entry)
 
     def _count(self, cell: Cell, status: int, outcome: str) -> None:
-        key = (status if status in COUNTED else 0, outcome)
+        key = (status if status in COUNTED else status // 100 * 100, outcome)
         cell.outcomes[key] = cell.outcomes.get(key, 0) + 1
 
     def settle(self) -> None:

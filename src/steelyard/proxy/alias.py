@@ -12,6 +12,8 @@ from steelyard.dialects import Operation
 SPACE: Final = 32
 """Bytes of white space, each side of a colon, beyond which a member is not recognised. Engines write one or none."""
 
+BACKSLASH: Final = 92
+
 
 class Renaming:
     """The two names of one request's model."""
@@ -24,7 +26,7 @@ class Renaming:
         self.served = served
         """The name that the node knows."""
         # Inside a JSON text an unescaped `"model": "name"` is always a member: in a string its quotes are escaped.
-        self._pattern = re.compile(rb'"model"(\s{0,%d}:\s{0,%d})%b' % (SPACE, SPACE, re.escape(name)))
+        self._pattern = re.compile(rb'(?<!\\)"model"(\s{0,%d}:\s{0,%d})%b' % (SPACE, SPACE, re.escape(name)))
         self._longest = len(b'"model":') + 2 * SPACE + len(name)
         self._events = False
         self._rest = b""
@@ -49,6 +51,9 @@ class Renaming:
             cut = max(cut, data.rfind(b"\n") + 1)
         for match in self._pattern.finditer(data):
             cut = max(cut, match.end())
+        if cut and data[cut - 1] == BACKSLASH:
+            # It belongs to what follows.
+            cut -= 1
         self._rest = data[cut:]
         return self._pattern.sub(self._asked, data[:cut])
 

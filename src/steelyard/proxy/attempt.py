@@ -9,22 +9,15 @@ fails is the exchange's to decide.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from typing import Final
 
 from steelyard.core.eligibility import CANCELS_ON_DISCONNECT
 from steelyard.core.placement import Placement
 from steelyard.core.refusal import Refusal
-from steelyard.core.route import Route
-from steelyard.core.work import Work
-from steelyard.dialects import Operation
-from steelyard.proxy.alias import Renaming
-from steelyard.proxy.client import Client
 from steelyard.proxy.forwarding import request_lines
-from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.http1 import RequestHead, ResponseHead, status_line
+from steelyard.proxy.http1 import ResponseHead, status_line
 from steelyard.proxy.relay import Relay
-from steelyard.proxy.request_body import RequestBody
+from steelyard.proxy.request import Request
 from steelyard.proxy.upstream import NodeConnection, Sink, Upstream
 
 UNSURE: Final = frozenset({"openai", "generic"})
@@ -36,57 +29,6 @@ BUSY_BODY: Final = 16 << 10
 """A busy answer up to this size, in bytes, is held until it is known whether another node takes the request."""
 RACE_SECONDS: Final = 0.25
 """A reused connection that breaks within this time, without a byte, was being closed by the node."""
-
-
-class Request(ABC):
-    """What an attempt needs of the request that it sends, and whom it tells what came of it."""
-
-    client: Client
-    head: RequestHead
-    gateway: Gateway
-    operation: Operation
-    request_id: bytes
-    content: RequestBody
-    route: Route | None
-    renaming: Renaming | None
-    received: bool
-    work: Work | None
-
-    @abstractmethod
-    def may_go_elsewhere(self) -> bool:
-        """Whether the request may be sent to another node if this one does not begin."""
-
-    @abstractmethod
-    def retry(self, reason: str) -> bool:
-        """The node did not begin. True when another one is tried."""
-
-    @abstractmethod
-    def may_redispatch(self) -> bool:
-        """Whether the request may be sent to another node if this one breaks, or is silent, before its answer."""
-
-    @abstractmethod
-    def redispatch(self, reason: str) -> bool:
-        """The node broke, or is silent, with the request. True when another one is tried."""
-
-    @abstractmethod
-    def refuse(self, refusal: Refusal) -> None:
-        """Nothing of an answer will come."""
-
-    @abstractmethod
-    def break_off(self, code: str, message: str) -> None:
-        """The rest of the answer will not come."""
-
-    @abstractmethod
-    def begin_tunnel(self, connection: NodeConnection, head: ResponseHead, behind: bytes, now: float) -> None:
-        """The node has agreed to go on with the protocol that the client wants."""
-
-    @abstractmethod
-    def tunnel_ended(self, outcome: str, error: str) -> None:
-        """Both connections of the tunnel are closed, or are closing."""
-
-    @abstractmethod
-    def answered(self, status: int) -> None:
-        """The answer is whole."""
 
 
 class Attempt(Sink):

@@ -16,15 +16,15 @@ from enum import Enum
 from typing import Final
 
 from steelyard.core.administration import path_refusal
-from steelyard.core.node import Node
 from steelyard.core.placement import Placement
 from steelyard.core.queue import Ticket
 from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route
 from steelyard.core.work import Work
 from steelyard.dialects import LARGE_BODY, MalformedBody, Operation, recognise
+from steelyard.proxy.again import Repeating
 from steelyard.proxy.alias import Renaming
-from steelyard.proxy.attempt import Attempt, Request
+from steelyard.proxy.attempt import Attempt
 from steelyard.proxy.client import Client
 from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead, ResponseHead, status_line
@@ -53,7 +53,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Exchange(Request):
+class Exchange(Repeating):
     """A request and its answer. Implements queue.Waiter, too."""
 
     # What most requests never change has its first value on the class: an exchange is made for every request, and
@@ -62,8 +62,6 @@ class Exchange(Request):
     work: Work | None = None
     route: Route | None = None
     renaming: Renaming | None = None
-    attempt: Attempt | None = None
-    """The last one."""
     tunnel: Tunnel | None = None
     """What became of the two connections when client and node agreed on another protocol."""
     attempts = 0
@@ -74,11 +72,6 @@ class Exchange(Request):
     outcome = ""
     """Set once, by `_end`."""
     error = ""
-    _ticket: Ticket | None = None
-    _tried: tuple[Node, ...] = ()
-    _redispatched = False
-    _retrying = False
-    """It holds a part of the retry budget."""
     _paused_at = 0.0
     """Since when the client does not read; 0.0 while it does."""
 
@@ -149,8 +142,12 @@ class Exchange(Request):
         elif not content.streamed:
             if content.size != self.head.content_length:
                 self._heard_at = self.gateway.clock()
-        elif (attempt is None or not attempt.body()) and content.overflowing:
-            self.client.pause_reading()
+        elif attempt is None or not attempt.body():
+            refusal = content.must_not_wait()
+            if refusal is not None:
+                self._fail(refusal)
+            elif content.overflowing:
+                self.client.pause_reading()
 
     def body_end(self) -> None:
         """The request is complete."""
@@ -215,11 +212,11 @@ class Exchange(Request):
         if route is None:
             self.refuse(Refusal("not_found", f"no route for {head.path}"))
             return
-        if self.operation.name == "other":
-            refusal = path_refusal(head.method, head.path, route.match.names_path)
-            if refusal is not None:
-                self.refuse(refusal)
-                return
+        # What is known by name is inference, and rules nothing.
+        refusal = path_refusal(head.method, head.path, self.operation.name != "other" or route.match.names_path)
+        if refusal is not None:
+            self.refuse(refusal)
+            return
         if trusted:
             gateway.take_hints(work, route, head.read)
         now = gateway.clock()
@@ -254,65 +251,6 @@ class Exchange(Request):
         """Waited for too long."""
         self._ticket = None
         self.refuse(refusal)
-
-    # -- again, elsewhere
-
-    def may_go_elsewhere(self) -> bool:
-        """Whether the route's rule for retries lets the request be sent once more, if its node did not begin."""
-        work, route, attempt = self.work, self.route, self.attempt
-        if work is None or route is None or attempt is None:
-            return False
-        if attempt.placement.node.engine == "generic" and attempt.dispatched and not work.repeatable:
-            # Of an unknown engine nobody knows whether a 503 came before the work.
-            return False
-        if attempt.raced and not self.may_redispatch():
-            return False
-        return not self.content.sent and len(self._tried) < route.retry.retries
-
-    def retry(self, reason: str) -> bool:
-        """The node did not begin: try another, within the budget. True when the request is on its way."""
-        balancer, route = self.gateway.balancer, self.route
-        if route is None or not self.may_go_elsewhere():
-            return False
-        if not self._retrying:
-            if not balancer.may_retry(route):
-                return False
-            self._retrying = True
-        return self._elsewhere(reason)
-
-    def may_redispatch(self) -> bool:
-        """Whether sending it a second time does no harm, and was not done yet."""
-        work = self.work
-        if work is None or self._redispatched or self.content.sent:
-            return False
-        return work.repeatable or b"idempotency-key" in self.head.read
-
-    def redispatch(self, reason: str) -> bool:
-        """The node died, or went silent, with the request: send it to another if that does no harm. Once."""
-        if not self.may_redispatch():
-            return False
-        self._redispatched = True
-        return self._elsewhere(reason)
-
-    def _elsewhere(self, reason: str) -> bool:
-        gateway, attempt, work, route = self.gateway, self.attempt, self.work, self.route
-        if attempt is None or work is None or route is None:
-            return False
-        self._tried = (*self._tried, attempt.placement.node)
-        now = gateway.clock()
-        # A busy answer is there to be passed on; without an answer the request can as well wait in the line.
-        waiter = None if reason == "busy" else self
-        result = gateway.balancer.admit(work, route, now, waiter, self._tried)
-        if isinstance(result, Refusal):
-            return False
-        attempt.end(now)
-        gateway.accounting.counters.retried(reason)
-        if isinstance(result, Ticket):
-            self.attempt = None
-            self._ticket = result
-        else:
-            self.placed(result)
-        return True
 
     # -- time
 

@@ -61,11 +61,11 @@ class RequestBody:
             return too_large(limits.body)
         self._pieces.append(data)
         self._account(len(data))
-        # An upload on its way is not refused: it waits, see `overflowing`.
-        if self._gateway.body_memory > limits.body_memory and not self.sent:
-            return Refusal("overloaded", "too many large requests are being received", 5.0)
         if self.streamed:
             return None
+        refusal = self.must_not_wait()
+        if refusal is not None:
+            return refusal
         if self._scanner is not None:
             self._scanner.feed(data)
         elif self.size > LARGE_BODY:
@@ -74,6 +74,13 @@ class RequestBody:
             if self._scanner is not None:
                 for piece in self._pieces:
                     self._scanner.feed(piece)
+        return None
+
+    def must_not_wait(self) -> Refusal | None:
+        """The refusal of a body that cannot be passed on yet, when all bodies together are too many bytes."""
+        gateway = self._gateway
+        if gateway.body_memory > gateway.settings.limits.body_memory:
+            return Refusal("overloaded", "too many large requests are being received", 5.0)
         return None
 
     def read(self, content_type: bytes, target: bytes) -> Work:
@@ -146,9 +153,7 @@ class RequestBody:
     @property
     def overflowing(self) -> bool:
         """Whether no more of a streamed body should be read before the node's connection takes what is here."""
-        gateway = self._gateway
-        most = 0 if gateway.body_memory > gateway.settings.limits.body_memory else PENDING_UPLOAD
-        return self.streamed and self.held > most
+        return self.streamed and self.held > PENDING_UPLOAD
 
     def drop(self) -> None:
         """The body is not needed any more."""

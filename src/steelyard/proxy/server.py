@@ -19,7 +19,8 @@ from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import End, RequestHead, RequestReader
 from steelyard.proxy.local import local_answer
 from steelyard.proxy.relay import plain_answer
-from steelyard.proxy.tunnel import Tunnel, probe
+from steelyard.proxy.sockets import not_taken, probe
+from steelyard.proxy.tunnel import Tunnel
 from steelyard.proxy.upstream import LARGE_READ, WRITE_HIGH_WATER
 
 LINGER_SECONDS: Final = 2.0
@@ -355,7 +356,7 @@ class ClientConnection(Client):
         """Close when the client has taken what is written, and cut it off when it does not."""
         self._closing = True
         self._abort_at = self._gateway.clock() + FLUSH_SECONDS
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = not_taken(self._transport)
         self._transport.close()
 
     def _close(self) -> None:
@@ -365,7 +366,7 @@ class ClientConnection(Client):
             return
         self._closing = True
         self._abort_at = self._gateway.clock() + LINGER_SECONDS
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = not_taken(self._transport)
         self._ahead = 0
         self._paused = False
         self._read_on()
@@ -383,8 +384,8 @@ class ClientConnection(Client):
 
     def _cut_off(self, now: float) -> None:
         """The time of a connection that is being closed is over: cut it, unless its client still takes its answer."""
-        unsent = self._transport.get_write_buffer_size()
-        if unsent >= self._unsent:
+        unsent = not_taken(self._transport)
+        if not unsent or unsent >= self._unsent:
             self._transport.abort()
             return
         self._unsent = unsent
@@ -418,10 +419,3 @@ class ClientConnection(Client):
                 self._close_soon()
         elif waited > limits.keep_alive:
             self._close_soon()
-
-
-async def listen(gateway: Gateway, host: str, port: int) -> asyncio.Server:
-    """Start to accept clients. Raises OSError when the address is in use or not ours."""
-    return await gateway.loop.create_server(
-        lambda: cast(asyncio.Protocol, ClientConnection(gateway)), host, port, backlog=4096, reuse_address=True
-    )

@@ -6,13 +6,12 @@ still be sent to. The lease stands as long as the tunnel does.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import socket
 from typing import Final
 
-from steelyard.proxy.attempt import Request
 from steelyard.proxy.client import Client
+from steelyard.proxy.request import Request
+from steelyard.proxy.sockets import probe
 from steelyard.proxy.upstream import NodeConnection, Switched
 from steelyard.proxy.websocket import BAD_GATEWAY, GOING_AWAY, FrameScanner, close_frame
 
@@ -21,10 +20,6 @@ IDLE_SECONDS: Final = 3600.0
 whose machine is gone is found sooner, by TCP's own probes."""
 HALF_CLOSED_SECONDS: Final = 30.0
 """Without a byte, after one side has ended: what is still on its way comes sooner."""
-PROBE_AFTER: Final = 60
-PROBE_EVERY: Final = 15
-PROBES: Final = 4
-"""TCP keep-alive, in seconds: a machine that is gone is noticed within two minutes."""
 
 
 class Tunnel(Switched):
@@ -165,15 +160,3 @@ class Tunnel(Switched):
         if connection.transport.get_write_buffer_size():
             connection.upstream.loop.call_later(HALF_CLOSED_SECONDS, connection.transport.abort)
         self._request.tunnel_ended(outcome, message)
-
-
-def probe(transport: asyncio.BaseTransport) -> None:
-    """Let TCP find out when the other machine is gone."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)

@@ -230,6 +230,9 @@ class RequestReader:
         self._in_head = False
         self._target, self._relay, self._read = b"", [], {}
         method = parser.get_method().decode("ascii")
+        if b"#" in target:
+            # RFC 9112, 3.2: a fragment stays with the client. Servers differ in what they make of one.
+            raise MessageError("malformed_request", "a request target has no fragment: no # in it")
         if target[:1] != b"/":
             target = origin_form(method, target, read)
         path = target.partition(b"?")[0].decode("latin-1")
