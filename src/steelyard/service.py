@@ -13,7 +13,7 @@ from random import Random
 import structlog
 
 from steelyard.admin.listener import AdminListener
-from steelyard.config.build import node_specs, settings
+from steelyard.config.build import check_node_tls, listener_tls, node_specs, settings
 from steelyard.config.errors import ConfigError
 from steelyard.config.schema import Config
 from steelyard.core.balancer import Balancer
@@ -21,7 +21,7 @@ from steelyard.core.fleet import Fleet
 from steelyard.core.node import Node, NodeSpec
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.listener import listen
+from steelyard.proxy.listener import Listener
 from steelyard.telemetry.health import HealthChecks
 
 STOP_POLL_SECONDS = 0.05
@@ -55,7 +55,7 @@ class Service:
         self.started_at = time.time()
         self._rng = rng if rng is not None else Random()
         self._log = structlog.get_logger("steelyard")
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._admin: AdminListener | None = None
         self.gateway: Gateway
         self.health: HealthChecks
@@ -63,6 +63,8 @@ class Service:
     async def start(self) -> None:
         """Listen, and begin to check the nodes. Raises CannotStart, or ConfigError."""
         config = self.config
+        tls = listener_tls(config)
+        check_node_tls(config)
         loop = asyncio.get_running_loop()
         limit = raise_descriptor_limit()
         fleet = Fleet(config.aliases)
@@ -74,8 +76,12 @@ class Service:
         self.gateway = Gateway(balancer, settings(config), log, loop)
         self.gateway.descriptors = limit - RESERVED_DESCRIPTORS
         self.health = HealthChecks(self.gateway, config.telemetry.interval)
+        self._listener = Listener(self.gateway, tls)
         try:
-            self._listener = await listen(self.gateway, config.listen.host, config.listen.port)
+            if config.listen.path is not None:
+                await self._listener.start_unix(config.listen.path)
+            else:
+                await self._listener.start(config.listen.host, config.listen.port)
         except OSError as error:
             self.gateway.log.close()
             raise AddressInUse(f"cannot listen on {config.listen}: {reason(error)}") from None
@@ -97,8 +103,7 @@ class Service:
     def port(self) -> int:
         """The port of the data plane (of interest when the configured one is 0)."""
         assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
+        return self._listener.port
 
     @property
     def admin_port(self) -> int:
@@ -115,8 +120,18 @@ class Service:
         return True
 
     def reload(self, config: Config) -> None:
-        """Take over another configuration. What is unrelated to the changes goes on undisturbed."""
+        """Take over another configuration. What is unrelated to the changes goes on undisturbed.
+
+        Raises ConfigError, with nothing changed, when a file that it names cannot be used.
+        """
         old = self.config
+        tls = listener_tls(config)
+        check_node_tls(config)
+        if (tls is None) != (not old.certificates):
+            self._log.warning("this change needs a restart", key="certificates")
+            config = config.model_copy(update={"certificates": old.certificates})
+        elif tls is not None and self._listener is not None:
+            self._listener.tls = tls
         # Those keys stay as they are, also in what the gateway says of its configuration.
         self.config = config.model_copy(update={name: getattr(old, name) for name in NEEDS_RESTART})
         for name in NEEDS_RESTART:
@@ -138,6 +153,9 @@ class Service:
                 self._join(spec)
             elif spec != node.spec:
                 self._reconfigure(node, spec)
+            elif spec.tls is not None and node in gateway.upstreams:
+                # Its files may be others now.
+                gateway.upstreams[node].describe()
         for spec in wanted.values():
             self._join(spec)
         gateway.balancer.serve_line(gateway.clock())

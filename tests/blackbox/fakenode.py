@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -207,8 +208,10 @@ class FakeNode:
         health: int = 200,
         keepalive: float | None = None,
         script: Script | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
+        self.tls = tls
         self.models = models
         """None: it does not tell (404)."""
         self.owner = owner
@@ -240,7 +243,7 @@ class FakeNode:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> FakeNode:
         """Listen, on the same port as before when it was stopped."""
@@ -248,7 +251,7 @@ class FakeNode:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", self.port))
-        self._server = await loop.create_server(lambda: NodePeer(self), sock=sock, backlog=4096)
+        self._server = await loop.create_server(lambda: NodePeer(self), sock=sock, backlog=4096, ssl=self.tls)
         self.port = sock.getsockname()[1]
         return self
 

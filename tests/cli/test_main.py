@@ -245,6 +245,8 @@ def test_what_nobody_caught_is_one_line_like_all_others(capsys: pytest.CaptureFi
         raise ValueError("two\nlines")
     except ValueError as error:
         _log_error(structlog.get_logger(), {"message": "a step failed", "exception": error})
+    finally:
+        structlog.reset_defaults()
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["event"] == "a step failed"
     assert "ValueError: two" in json.loads(line)["exception"]

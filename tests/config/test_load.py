@@ -206,6 +206,9 @@ BAD_VALUES: list[tuple[str, list[str]]] = [
         "trust: {proxies: [10.0.0.1/8]}",
         ["s.yaml:2: trust.proxies[0]: '10.0.0.1/8' names a host inside a network; write 10.0.0.0/8 for the network"],
     ),
+    # addresses
+    ("listen: 'unix:'", ["s.yaml:2: listen: 'unix:' names no socket; write e.g. unix:/run/steelyard.sock (107 bytes)"]),
+    ("admin: unix:/run/a", ["s.yaml:2: admin: the admin API is served over TCP only; write e.g. 127.0.0.1:9901"]),
     # choices
     (
         "defaults: {policy: least_wrk}",
@@ -310,6 +313,11 @@ BAD_NODES: list[tuple[str, list[str]]] = [
         "[{url: a, gpu_memory: 24}]",
         ["s.yaml:1: nodes[0].gpu_memory: 24 is too small; the least is 1MB (a bare number is bytes: 24GB)"],
     ),
+    ("[{url: a, tls: {}}]", ["s.yaml:1: nodes[0].tls: is for https, but the url is 'a'"]),
+    (
+        "[{url: https://a, tls: {certificate: a.pem}}]",
+        ["s.yaml:1: nodes[0].tls: certificate and private_key belong together; write both, or none"],
+    ),
     (
         "[{url: a, engine: tfserving}]",
         [
@@ -384,7 +392,6 @@ def test_two_listeners_may_share_a_port_number_on_different_addresses_or_take_an
 # The least that is written for each key that is not in this release.
 UNAVAILABLE_EXAMPLES = {
     "secret": "secret: [a]",
-    "certificates": "certificates: [{certificate: a.pem, private_key: b.pem}]",
     "discovery": "discovery: {file: nodes.d/*.yaml}",
     "edge": "edge: {spill_at: 60%}",
     "stores": "stores: {sessions: memory}",

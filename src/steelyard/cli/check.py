@@ -11,6 +11,7 @@ import typer
 
 from steelyard.admin.access import Access
 from steelyard.config.advice import advice
+from steelyard.config.build import check_node_tls, listener_tls
 from steelyard.config.errors import ConfigError
 from steelyard.config.load import CONFIG_VARIABLE, load
 from steelyard.config.schema import Config, NodeConfig
@@ -42,6 +43,8 @@ def check(
     path = file or os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
     try:
         config = load(path)
+        listener_tls(config)
+        check_node_tls(config)
         doubts = list(advice(config, os.environ))
     except ConfigError as error:
         if not as_json:
@@ -100,7 +103,7 @@ def _lines(config: Config, summary: dict[str, Any]) -> list[str]:
     tenants = ", ".join(summary["tenants"])
     access = f"{_count(len(config.auth.keys), 'key')} for {tenants}" if tenants else "open: no auth.keys"
     lines = [
-        f"listen   {summary['listen']}, admin {summary['admin']}",
+        f"listen   {summary['listen']}{' with TLS' if config.certificates else ''}, admin {summary['admin']}",
         f"access   {access}",
         f"defaults {config.defaults.policy}, memory {config.defaults.memory}",
         f"         at most {queue.size} wait, {format_duration(queue.wait)} each; "

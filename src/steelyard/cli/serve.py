@@ -183,5 +183,7 @@ def _reload(service: Service, configuration: Any, log: Any) -> None:
         return
     try:
         service.reload(config)
+    except ConfigError as error:
+        log.error("the new configuration is wrong; the old one stays", problems=[str(p) for p in error.problems])
     except Exception:
         log.exception("the new configuration was not taken over in full")

@@ -16,19 +16,33 @@ _PORTS = {"http": 80, "https": 443}
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+UNIX = "unix:"
+LONGEST_SOCKET = 107
+"""Bytes of the path of a Unix socket that Linux takes."""
+
+
 class Address(NamedTuple):
     """Where to listen. Port 0 takes any free port."""
 
     host: str
-    """A host name, an IPv4 address or an IPv6 address without brackets."""
+    """A host name, an IPv4 address or an IPv6 address without brackets; of a Unix socket `unix:` and its path."""
     port: int
 
+    @property
+    def path(self) -> str | None:
+        """The path of a Unix socket; None for others."""
+        return self.host.removeprefix(UNIX) if self.host.startswith(UNIX) else None
+
     def __str__(self) -> str:
+        if self.path is not None:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def loopback(self) -> bool:
         """Whether only this machine can connect."""
+        if self.path is not None:
+            return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -58,7 +72,8 @@ class NodeUrl(NamedTuple):
 
 
 def parse_address(value: object) -> Address:
-    """An address to listen on: '0.0.0.0:8080', '[::1]:8080', 'localhost:8080' or ':8080' (every interface).
+    """An address to listen on: '0.0.0.0:8080', '[::1]:8080', 'localhost:8080', ':8080' (every interface) or
+    'unix:/run/steelyard.sock'.
 
     Raises ValueError, naming the value and the right forms.
     """
@@ -67,6 +82,10 @@ def parse_address(value: object) -> Address:
         return value
     if not isinstance(value, str):
         raise ValueError(wrong)
+    if value.startswith(UNIX):
+        if not 1 < len(value.encode()) - len(UNIX) <= LONGEST_SOCKET or not value.isprintable():
+            raise ValueError(f"{value!r} names no socket; write e.g. unix:/run/steelyard.sock ({LONGEST_SOCKET} bytes)")
+        return Address(value, 0)
     if "://" in value:
         raise ValueError(f"{wrong} (without a scheme)")
     host, colon, port = value.strip().rpartition(":")

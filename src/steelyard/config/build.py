@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 
+from steelyard.config.errors import ConfigError, Problem
 from steelyard.config.route_schema import RouteConfig
 from steelyard.config.schema import Config, NodeConfig
-from steelyard.core.node import NodeSpec
+from steelyard.core.node import NodeSpec, NodeTLS
 from steelyard.core.policies import Policy, create
 from steelyard.core.route import FootprintRule, Match, QueueRule, RetryRule, Route, Timeouts
 from steelyard.proxy.settings import Limits, Settings
+from steelyard.proxy.tls import CertificateFiles, TLSFileError, node_context, server_context
 
 EVERYTHING = "default"
 """Name of the route that a configuration without routes has."""
@@ -33,7 +36,31 @@ def _node(node: NodeConfig) -> NodeSpec:
         gpu_memory=node.gpu_memory,
         metrics_url=str(node.metrics_url) if node.metrics_url is not None else None,
         api_key=node.api_key.get_secret_value() if node.api_key is not None else None,
+        tls=NodeTLS(**node.tls.model_dump()) if node.tls is not None else None,
     )
+
+
+def listener_tls(config: Config) -> ssl.SSLContext | None:
+    """The TLS of the data plane; None where it is plain. Raises ConfigError."""
+    if not config.certificates:
+        return None
+    try:
+        return server_context([CertificateFiles(each.certificate, each.private_key) for each in config.certificates])
+    except TLSFileError as error:
+        raise ConfigError([Problem(error.path, 0, "certificates", error.message)]) from None
+
+
+def check_node_tls(config: Config) -> None:
+    """Raises ConfigError when a file for the TLS of a node cannot be used."""
+    problems = []
+    for index, spec in enumerate(node_specs(config)):
+        if spec.tls is not None:
+            try:
+                node_context(spec.tls)
+            except TLSFileError as error:
+                problems.append(Problem(error.path, 0, f"nodes[{index}].tls", error.message))
+    if problems:
+        raise ConfigError(problems)
 
 
 def settings(config: Config, current: Settings | None = None) -> Settings:
@@ -50,6 +77,7 @@ def settings(config: Config, current: Settings | None = None) -> Settings:
         ),
         keys={key.key.get_secret_value(): key.tenant for key in config.auth.keys},
         trusted=config.trust.proxies,
+        trust_unix=config.trust.unix,
         response_headers=config.response_headers,
         drain_delay=config.shutdown.delay,
         drain_grace=config.shutdown.grace,

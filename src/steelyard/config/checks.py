@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from steelyard.config.addresses import parse_address, parse_node_url
+from steelyard.config.addresses import UNIX, parse_address, parse_node_url
 from steelyard.config.document import Document, KeyPath, path_text
 from steelyard.config.explain import HIDDEN, show
 from steelyard.config.release import ENGINES_NOT_AVAILABLE, NOT_AVAILABLE, POLICIES_NOT_AVAILABLE
@@ -82,6 +82,18 @@ def _nodes(document: Document) -> Iterator[Finding]:
                 shown = _shown(document, name_path, name)
                 yield name_path, f"{shown} is the name of {_place(document, names[name])} too; give each its own"
             names.setdefault(name, name_path)
+
+
+def _tls(document: Document) -> Iterator[Finding]:
+    for path, tls in _at(document.values, "nodes[].tls"):
+        url = _one(document.values, (*path[:-1], "url"))
+        if isinstance(url, str) and not url.strip().lower().startswith("https://"):
+            yield path, f"is for https, but the url is {_shown(document, (*path[:-1], 'url'), url)}"
+        if isinstance(tls, dict) and ("certificate" in tls) != ("private_key" in tls):
+            yield path, "certificate and private_key belong together; write both, or none"
+    admin = document.values.get("admin")
+    if isinstance(admin, str) and admin.startswith(UNIX):
+        yield ("admin",), "the admin API is served over TCP only; write e.g. 127.0.0.1:9901"
 
 
 def _aliases(document: Document) -> Iterator[Finding]:
@@ -189,6 +201,7 @@ def _not_above(document: Document, small: KeyPath, large: KeyPath, parse: Callab
 _CHECKS: tuple[Callable[[Document], Iterator[Finding]], ...] = (
     _not_available,
     _nodes,
+    _tls,
     _aliases,
     _routes,
     _keys,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 NOT_AVAILABLE: dict[str, str] = {
     "secret": "",
-    "certificates": "; end TLS in a proxy in front, and name it in trust.proxies",
     "discovery": "; list the nodes under nodes:",
     "edge": "",
     "stores": "",

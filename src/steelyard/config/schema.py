@@ -66,8 +66,27 @@ class Trust(Section):
     proxies: tuple[TrustedNetwork, ...] = Field(
         (),
         description="Networks of proxies in front of Steelyard. Their `X-Forwarded-*` and `x-steelyard-*` headers "
-        "count; from everybody else these headers are removed, since anyone could write them. Empty by default.",
+        "count, and a PROXY header (version 2) at the start of their connections; from everybody else the former are "
+        "removed, and the latter refused, since anyone could write them. Empty by default.",
     )
+    unix: bool = Field(False, description="The same for whoever connects through a Unix socket.")
+
+
+class NodeTLSConfig(Section):
+    """How to speak TLS with a node. Files are PEM, and are read again on a reload."""
+
+    ca: Text | None = Field(
+        None,
+        description="The file of the authorities that may have signed its certificate. Default: those that the system "
+        "believes.",
+    )
+    server_name: Name | None = Field(
+        None, description="The name in its certificate, which it is asked for (SNI). Default: the host in its `url`."
+    )
+    certificate: Text | None = Field(
+        None, description="The file of the gateway's own certificate, for nodes that ask for one."
+    )
+    private_key: Text | None = Field(None, description="The file of its private key.")
 
 
 class NodeConfig(Section):
@@ -104,6 +123,7 @@ class NodeConfig(Section):
         None,
         description="Sent to the node instead of the client's `Authorization`, which then never leaves the gateway.",
     )
+    tls: NodeTLSConfig | None = Field(None, description="Of an https node.")
 
 
 class Discovery(Section):
@@ -186,7 +206,8 @@ class Config(Section):
 
     listen: ListenAddress = Field(
         Address("0.0.0.0", 8080),
-        description="Where clients connect. Answers `/health` itself. `:8080` is every interface.",
+        description="Where clients connect. Answers `/health` itself. `:8080` is every interface, "
+        "`unix:/run/steelyard.sock` a Unix socket.",
     )
     admin: ListenAddress = Field(
         Address("127.0.0.1", 9901),
@@ -195,7 +216,11 @@ class Config(Section):
     secret: tuple[Credential, ...] = Field(
         (), description="Keys for signing; the first signs, all verify, so that they can be changed in turn."
     )
-    certificates: tuple[Certificate, ...] = Field((), description="Serve clients over TLS.")
+    certificates: tuple[Certificate, ...] = Field(
+        (),
+        description="Serve clients over TLS (1.2 or newer). Of several, a client gets the one for the name that it "
+        "asks for, else the first. Read again on a reload.",
+    )
     auth: Auth = Field(Auth(), description="Who may ask.")
     trust: Trust = Field(Trust(), description="Whose headers count.")
     nodes: tuple[NodeConfig, ...] = Field((), description="The inference servers.")

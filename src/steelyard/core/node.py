@@ -91,6 +91,19 @@ class ImpossibleTransition(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTLS:
+    """How to speak TLS with a node: names of files, PEM."""
+
+    ca: str | None = None
+    """The authorities that may have signed its certificate; None: those that the system believes."""
+    server_name: str | None = None
+    """The name in its certificate, which it is asked for (SNI); None: the host of its URL."""
+    certificate: str | None = None
+    """The gateway's own certificate for it, with its key."""
+    private_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSpec:
     """What is configured, or announced, of a node."""
 
@@ -111,6 +124,8 @@ class NodeSpec:
     """Work-seconds a second, against the reference node."""
     metrics_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    tls: NodeTLS | None = None
+    """Of an https node; None: as the system has it."""
     labels: tuple[tuple[str, str], ...] = ()
 
 

@@ -20,7 +20,7 @@ from steelyard.dialects import MalformedBody
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.accounting import Accounting
 from steelyard.proxy.counters import Counters
-from steelyard.proxy.forwarding import credential_in_protocols, harmless
+from steelyard.proxy.forwarding import credential_in_protocols, harmless, is_trusted
 from steelyard.proxy.http1 import HeaderTable, RequestHead
 from steelyard.proxy.session_key import session_key
 from steelyard.proxy.settings import Settings
@@ -49,6 +49,8 @@ class Connected(Protocol):
     def abort(self) -> None: ...
 
 
+UNIX_PEER: Final = "unix:"
+"""Stands for the address of a client that came through a Unix socket."""
 SWEEP_SECONDS: Final = 0.25
 """How often timeouts are looked at: the shortest of them is seconds long."""
 LONGEST_HINT: Final = 86_400.0
@@ -235,6 +237,11 @@ class Gateway:
 
     def out_of_descriptors(self, error: OSError) -> bool:
         return error.errno in (errno.EMFILE, errno.ENFILE)
+
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer (its address, or UNIX_PEER) is a proxy whose word for its clients counts."""
+        settings = self.settings
+        return settings.trust_unix if peer == UNIX_PEER else is_trusted(peer, settings.trusted)
 
     # -- what an exchange asks
 

@@ -14,10 +14,11 @@ from steelyard.dialects import recognise
 from steelyard.proxy.access_log import Entry
 from steelyard.proxy.client import Client
 from steelyard.proxy.exchange import Exchange
-from steelyard.proxy.forwarding import forwarding_lines, is_trusted
-from steelyard.proxy.gateway import Gateway
+from steelyard.proxy.forwarding import forwarding_lines
+from steelyard.proxy.gateway import UNIX_PEER, Gateway
 from steelyard.proxy.http1 import End, RequestHead, RequestReader
 from steelyard.proxy.local import local_answer
+from steelyard.proxy.proxy_protocol import proxy_header
 from steelyard.proxy.relay import plain_answer
 from steelyard.proxy.sockets import not_taken, probe
 from steelyard.proxy.tunnel import Tunnel
@@ -49,9 +50,11 @@ class ClientConnection(Client):
         "_gateway",
         "_host",
         "_paused",
+        "_preface",
         "_reader",
         "_receiving",
         "_requests",
+        "_scheme",
         "_seen",
         "_since",
         "_transport",
@@ -60,7 +63,8 @@ class ClientConnection(Client):
         "_unsent",
     )
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, peer: str = "") -> None:
+        """`peer` is the client's address where it is known better than by the connection's own."""
         self._gateway = gateway
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._reader = RequestReader(gateway.table, gateway.settings.limits.headers)
@@ -92,7 +96,10 @@ class ClientConnection(Client):
         self._forwarding = b""
         """The forwarding lines of the last request, which are nearly always those of the next."""
         self._host = b""
-        self.peer = ""
+        self._scheme = "http"
+        self._preface: bytes | None = None
+        """The first bytes of a proxy's connection, until it is known whether a PROXY header is in them."""
+        self.peer = peer
         self.trusted = False
 
     # -- asyncio.Protocol
@@ -103,8 +110,12 @@ class ClientConnection(Client):
         self.write = self._transport.write
         gateway = self._gateway
         counters = gateway.accounting.counters
-        address = transport.get_extra_info("peername")
-        self.peer = str(address[0]) if isinstance(address, tuple) else ""
+        if transport.get_extra_info("ssl_object") is not None:
+            self._scheme = "https"
+        known = bool(self.peer)
+        if not known:
+            address = transport.get_extra_info("peername")
+            self.peer = str(address[0]) if isinstance(address, tuple) else UNIX_PEER
         counters.connections += 1
         full = len(gateway.clients) >= gateway.connection_limit
         gateway.clients.add(self)
@@ -113,11 +124,17 @@ class ClientConnection(Client):
             self._refuse(Refusal("overloaded", "the gateway has as many connections as it may have", 1.0))
             self._close_soon()
             return
-        self.trusted = is_trusted(self.peer, gateway.settings.trusted)
+        self.trusted = gateway.trusts(self.peer)
+        if self.trusted and not known:
+            self._preface = b""
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
+        if self._preface is not None:
+            data = self._take_preface(data)
+            if not data:
+                return
         if len(data) > LARGE_READ:
             self._transport.pause_reading()
             self._gateway.loop.call_soon(self._read_on)
@@ -147,6 +164,24 @@ class ClientConnection(Client):
             self._read_ahead(len(data))
         elif reader.error is not None and (self._exchange is None or self._receiving):
             self._broken()
+
+    def _take_preface(self, data: bytes) -> bytes:
+        """What follows the PROXY header, if there is one; nothing while that cannot be told."""
+        data = cast(bytes, self._preface) + data
+        try:
+            header = proxy_header(data)
+        except ValueError:
+            self._gateway.accounting.counters.bad_requests += 1
+            self.abort()
+            return b""
+        if header is None:
+            self._preface = data
+            return b""
+        self._preface = None
+        if header.source:
+            self.peer = header.source
+            self.trusted = self._gateway.trusts(header.source)
+        return data[header.length :]
 
     def _read_ahead(self, size: int) -> None:
         self._ahead += size
@@ -324,11 +359,11 @@ class ClientConnection(Client):
         """X-Forwarded-* and Via for the node. What the client sent of them counts only from a trusted peer."""
         read = head.read
         if self.trusted or b"via" in read or not head.minor:
-            return forwarding_lines(self.peer, "http", head, self.trusted)
+            return forwarding_lines(self.peer, self._scheme, head, self.trusted)
         host = read.get(b"host", b"")
         if host != self._host or not self._forwarding:
             self._host = host
-            self._forwarding = forwarding_lines(self.peer, "http", head)
+            self._forwarding = forwarding_lines(self.peer, self._scheme, head)
         return self._forwarding
 
     def close_abnormally(self, flush: bool) -> None:
@@ -379,7 +414,7 @@ class ClientConnection(Client):
         """The configuration has changed: the next request is read by the new one."""
         gateway = self._gateway
         self._reader.use(gateway.table, gateway.settings.limits.headers)
-        self.trusted = is_trusted(self.peer, gateway.settings.trusted)
+        self.trusted = gateway.trusts(self.peer)
         self._forwarding = b""
 
     def _cut_off(self, now: float) -> None:

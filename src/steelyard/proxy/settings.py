@@ -65,7 +65,9 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict)
     """API key -> tenant; empty: open, one tenant."""
     trusted: Sequence[IPv4Network | IPv6Network] = ()
-    """Peers whose X-Forwarded-* and steering headers count."""
+    """Peers whose X-Forwarded-* and steering headers, and PROXY headers, count."""
+    trust_unix: bool = False
+    """The same for whoever connects through a Unix socket."""
     response_headers: bool = True
     drain_delay: float = 5.0
     """Seconds to go on accepting after the signal: load balancers in front need to notice."""

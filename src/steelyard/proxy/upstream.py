@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from steelyard.core.node import Node
 from steelyard.proxy.http1 import MessageError, ResponseHead, ResponseReader
+from steelyard.proxy.tls import node_context
 
 KEEP_ALIVE_SECONDS: Final = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn, the server in front of most engines,
@@ -275,6 +276,8 @@ class Upstream:
         host = f"[{self.host}]" if ":" in self.host else self.host
         standard = self.port == (443 if self.tls else 80)
         self.host_line = f"Host: {host if standard else f'{host}:{self.port}'}\r\n".encode("ascii")
+        self._ssl: ssl.SSLContext | None = None
+        self._server_name = ""
         self.node_line = b""
         """The header lines that tell clients who served them."""
         self.authorization_line = b""
@@ -286,11 +289,13 @@ class Upstream:
         self.closed = False
         self.model_cards: dict[str, dict[str, object]] = {}
         """What the node says of its models in `GET /v1/models`."""
-        self._ssl = ssl.create_default_context() if self.tls else None
 
     def describe(self) -> None:
-        """Write down what the node's spec says; again when it has changed."""
+        """Write down what the node's spec says; again when it, or a file that it names, has changed."""
         node = self.node
+        tls = node.spec.tls
+        self._server_name = (tls.server_name if tls is not None else None) or self.host
+        self._ssl = node_context(tls) if self.tls else None
         self.node_line = b"x-steelyard-node: %b\r\n" % node.name.encode("utf-8")
         if node.version is not None:
             self.node_line += b"x-steelyard-version: %b\r\n" % node.version.encode("utf-8")
@@ -320,7 +325,7 @@ class Upstream:
                 self.host,
                 self.port,
                 ssl=self._ssl,
-                server_hostname=self.host if self.tls else None,
+                server_hostname=self._server_name if self.tls else None,
             )
         except BaseException:
             # Cancelled just when it was made: uvloop closes it without a word to the protocol.
