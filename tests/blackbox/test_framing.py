@@ -106,7 +106,8 @@ async def test_T41_an_empty_body_in_every_framing(world: World) -> None:
 
 async def test_T41_interim_answers_pass_and_the_final_one_counts(world: World) -> None:
     raw = (
-        b"HTTP/1.1 102 Processing\r\nX-Step: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
+        b"HTTP/1.1 102 Processing\r\nX-Step: 1\r\nContent-Length: 9\r\n\r\n"
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     )
     node = await world.node(Answer(raw=raw))

@@ -143,6 +143,13 @@ async def test_a_path_cannot_climb_out_of_the_prefix_of_a_node(world: World, tar
     assert node.log[-1].target == "/base/a/../b/..c"
 
 
+async def test_a_request_for_the_server_as_a_whole_has_no_prefix(world: World) -> None:
+    node = await world.node()
+    running = await world.serve({**node_entry(node), "url": node.url + "/base", "engine": "generic"})
+    await running.ask(request("OPTIONS", "*"))
+    assert node.log[-1].target == "*"
+
+
 async def test_via_tells_the_version_that_the_client_spoke(world: World) -> None:
     node = await world.node()
     running = await world.serve(node)

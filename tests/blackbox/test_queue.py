@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client
 from tests.blackbox.world import JSON, Running, World, eventually, node_entry, post_chat, request
@@ -216,6 +218,24 @@ async def test_uploads_in_line_count_as_bodies(world: World) -> None:
         assert (await client.answer("POST")).status == 200
     assert [len(received.body) for received in node.log[1:]] == [300_000, 300_000]
     assert running.gateway.body_memory == 0
+
+
+@pytest.mark.parametrize("target", ["/upload", "/v1/chat/completions"])
+async def test_chunks_of_a_few_bytes_take_no_more_memory_than_they_are(world: World, target: str) -> None:
+    running, node, gate, (first,) = await full(world)
+    client = await running.client()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "why? " * 40_000}]}).encode()
+    client.send(request("POST", target, JSON, chunks=[body[i : i + 2] for i in range(0, len(body), 2)]))
+    await eventually(lambda: waiting(running) == 1)
+    (exchange,) = (running_one for running_one in running.exchanges if running_one.attempt is None)
+    await eventually(lambda: exchange.received)
+    assert len(exchange.content._pieces) < 100
+    gate.open()
+    await eventually(lambda: gate.waiting)
+    gate.open()
+    assert (await client.answer("POST")).status == 200
+    assert bytes(node.log[1].body) == body
+    assert (await first.answer("POST")).status == 200
 
 
 async def test_an_upload_on_its_way_goes_on_while_the_memory_is_full(world: World) -> None:

@@ -576,6 +576,30 @@ async def test_who_takes_its_last_bytes_slowly_is_not_cut(world: World) -> None:
     assert len(answer.body) == size
 
 
+async def test_who_takes_an_answer_slowly_is_not_given_up(world: World) -> None:
+    size = 3_000_000
+    node = await world.node(Answer(body=bytes(size)))
+    running = await world.serve(node)
+    client, _ = await narrow(running)
+    client.pause()
+    client.send(request("GET", "/x"))
+    await eventually(lambda: running.exchanges and next(iter(running.exchanges))._paused_at)
+    (exchange,) = running.exchanges
+    now = running.gateway.clock()
+    for _ in range(5):
+        before = len(client.buffer)
+        client.resume()
+        await client.until(lambda before=before: len(client.buffer) > before)
+        client.pause()
+        await asyncio.sleep(0.1)
+        now += 121.0
+        exchange.check(now)
+    assert running.exchanges
+    exchange.check(now + 121.0)
+    assert not running.exchanges
+    assert (await running.line())["outcome"] == "client_stalled"
+
+
 async def test_who_takes_nothing_of_its_last_bytes_is_cut(world: World) -> None:
     node = await world.node(Answer(body=bytes(240_000)))
     running = await world.serve(node)

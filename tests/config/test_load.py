@@ -110,6 +110,15 @@ shutdown: {delay: 0, grace: 1h}
     assert rest.settings(config.defaults).policy == "round-robin"
 
 
+def test_long_chains_of_aliases_are_followed_and_long_circles_found() -> None:
+    chain = "\n".join(f"  a{n}: a{n + 1}" for n in range(5000))
+    config = config_of(f"{ONE_NODE}aliases:\n{chain}\n")
+    assert set(config.aliases.values()) == {"a5000"}
+    (problem,) = problems_of(f"{ONE_NODE}aliases:\n{chain}\n  a5000: a2000\n  b: a2500\n")
+    assert problem.startswith("s.yaml:2003: aliases.a2000: goes in a circle: a2000 -> a2001 -> ")
+    assert problem.endswith(" -> a5000 -> a2000; the last must be a model")
+
+
 def test_a_configuration_does_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config_of(ONE_NODE).limits.body = 1  # type: ignore[misc]
@@ -224,6 +233,21 @@ BAD_VALUES: list[tuple[str, list[str]]] = [
     (
         "routes: [{name: a, match: {path: v1}}]",
         ["s.yaml:2: routes[0].match.path: 'v1' is not a path; write e.g. /v1/chat/completions or /sdapi/*"],
+    ),
+    (
+        "routes: [{name: a, match: {headers: {日: b}}}]",
+        ["s.yaml:2: routes[0].match.headers.日: '日' is not the name of a header; write e.g. x-team"],
+    ),
+    (
+        "routes: [{name: a, match: {headers: {X A: b}}}]",
+        ["s.yaml:2: routes[0].match.headers['X A']: 'X A' is not the name of a header; write e.g. x-team"],
+    ),
+    (
+        f"limits: {{body: {'9' * 5000}GB}}",
+        [
+            f"s.yaml:2: limits.body: '{'9' * 75}...' is not a size; "
+            "write e.g. 24GB or 24GiB (a bare number is whole bytes)"
+        ],
     ),
     (
         "routes: [{name: a, footprints: [{when: {widht: 512}, memory: 8GB}]}]",

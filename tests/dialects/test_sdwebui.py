@@ -87,3 +87,13 @@ def test_an_alias_is_replaced_where_the_checkpoint_is_named() -> None:
     assert recognise("POST", "/sdapi/v1/txt2img").replace_model(body, b"", "b") == (
         b'{"model":"a","override_settings":{"x":1,"sd_model_checkpoint": "b"}}'
     )
+
+
+def test_many_settings_are_read_in_pieces_too() -> None:
+    settings = {f"setting_{n}": "x" * 20 for n in range(500)} | {"sd_model_checkpoint": "sd"}
+    body = json.dumps({"prompt": "p" * 200_000, "override_settings": settings}).encode()
+    scanner = recognise("POST", "/sdapi/v1/img2img").scanner()
+    assert scanner is not None
+    for start in range(0, len(body), 5000):
+        scanner.feed(body[start : start + 5000])
+    assert scanner.work().model == "sd"

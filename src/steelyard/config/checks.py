@@ -29,13 +29,16 @@ def findings(document: Document) -> Iterator[Finding]:
 
 def resolve_aliases(aliases: dict[str, str]) -> dict[str, str]:
     """Every alias with the model at the end of its chain. The chains must not be circular (see findings)."""
-    resolved = {}
+    resolved: dict[str, str] = {}
     for name in aliases:
-        target = aliases[name]
-        while target in aliases:
+        chain = []
+        target = name
+        while target in aliases and target not in resolved:
+            chain.append(target)
             target = aliases[target]
-        resolved[name] = target
-    return resolved
+        target = resolved.get(target, target)
+        resolved.update(dict.fromkeys(chain, target))
+    return {name: resolved[name] for name in aliases}
 
 
 def _not_available(document: Document) -> Iterator[Finding]:
@@ -100,14 +103,17 @@ def _aliases(document: Document) -> Iterator[Finding]:
     aliases = document.values.get("aliases")
     if not isinstance(aliases, dict):
         return
-    reported: set[str] = set()
+    settled: set[str] = set()
     for name in aliases:
-        chain = [name]
-        while isinstance(target := aliases.get(chain[-1]), str) and target in aliases and target not in chain:
-            chain.append(target)
-        if isinstance(target, str) and target in chain and target not in reported:
-            circle = chain[chain.index(target) :]
-            reported.update(circle)
+        chain: dict[str, None] = {}
+        target: Any = name
+        while isinstance(target, str) and target in aliases and target not in chain and target not in settled:
+            chain[target] = None
+            target = aliases[target]
+        settled.update(chain)
+        if isinstance(target, str) and target in chain:
+            names = list(chain)
+            circle = names[names.index(target) :]
             yield (
                 ("aliases", circle[0]),
                 f"goes in a circle: {' -> '.join([*circle, circle[0]])}; the last must be a model",

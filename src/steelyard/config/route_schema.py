@@ -13,6 +13,7 @@ from steelyard.config.values import (
     DeviceMemory,
     Duration,
     FootprintValue,
+    HeaderName,
     Name,
     PathPattern,
     PositiveCount,
@@ -160,7 +161,7 @@ class Match(Section):
 
     path: PathPattern | None = Field(None, description="A path, `*` standing for anything: `/sdapi/*`.")
     models: tuple[Text, ...] = Field((), description="Names of models, `*` standing for anything: `sd-*`.")
-    headers: dict[str, Text] = Field({}, description="Headers and the exact value of each.")
+    headers: dict[HeaderName, Text] = Field({}, description="Headers and the exact value of each.")
 
 
 class Defaults(Section):

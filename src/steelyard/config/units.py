@@ -24,6 +24,8 @@ _BYTES = {
 }
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+LONGEST_NUMBER = 40
+"""Digits: more are a mistake, and slow to calculate with."""
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 _SIZE = re.compile(_NUMBER + r"\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 # A duration may be written in parts, largest first or not: "1m30s".
@@ -127,6 +129,8 @@ def _is_number(value: object) -> bool:
 
 def _whole(number: str, factor: int) -> int | None:
     """``number`` x ``factor`` exactly, or None where that is not a whole number of bytes (1.5 bytes, 0.3KiB)."""
+    if len(number) > LONGEST_NUMBER:
+        return None
     whole, _, fraction = number.partition(".")
     scale: int = 10 ** len(fraction)
     product: int = int((whole or "0") + fraction) * factor

@@ -102,6 +102,15 @@ def _log_target(value: Any) -> Any:
     return value
 
 
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _header_name(value: Any) -> Any:
+    if isinstance(value, str) and not _HEADER.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a header; write e.g. x-team")
+    return value
+
+
 def _path_pattern(value: Any) -> Any:
     value = _text(value)
     if isinstance(value, str) and not value.startswith(("/", "*")):
@@ -186,6 +195,7 @@ TrustedNetwork = Annotated[
     Kind("network"),
 ]
 LogTarget = Annotated[str, BeforeValidator(_log_target), Kind("`stderr`, `stdout`, `off` or a file")]
+HeaderName = Annotated[str, BeforeValidator(_header_name), Kind("name of a header")]
 PathPattern = Annotated[str, BeforeValidator(_path_pattern), Kind("path pattern")]
 AffinityKey = Annotated[str, BeforeValidator(_affinity_key), Kind("session key")]
 FootprintValue = Annotated[int | float | str, BeforeValidator(_footprint_value), Kind("number or name")]

@@ -8,7 +8,7 @@ import msgspec
 
 from steelyard.core.work import Work
 from steelyard.dialects.body import BodyReader, size
-from steelyard.dialects.fields import JSONFields, LongValue, replace_model, string_span
+from steelyard.dialects.fields import LIMIT, JSONFields, LongValue, replace_model, string_span
 from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation
 from steelyard.dialects.splice import splice
 
@@ -27,6 +27,8 @@ class JSONOperation(Operation, Generic[T]):
     """The one of them whose value may be a list of prompts."""
     model_path: ClassVar[tuple[str, ...]] = ("model",)
     """The keys that lead to the model's name."""
+    longest: ClassVar[int] = LIMIT
+    """Bytes up to which a value is kept that is no prompt, when the body comes in pieces."""
 
     def __init__(self, dialect: str, name: str, *, repeatable: bool = False) -> None:
         super().__init__(dialect, name, body="json", repeatable=repeatable)
@@ -58,7 +60,7 @@ class JSONScanner(FieldScanner):
 
     def __init__(self, operation: JSONOperation[Any], names: tuple[str, ...]) -> None:
         self._operation = operation
-        self._fields = JSONFields(names, metered=operation.prompts, listed=operation.listed)
+        self._fields = JSONFields(names, limit=operation.longest, metered=operation.prompts, listed=operation.listed)
         self.body_bytes = 0
 
     def feed(self, piece: bytes) -> None:

@@ -11,7 +11,7 @@ from steelyard.core.cost import PIXEL_EXPONENT
 from steelyard.core.work import Work
 from steelyard.dialects.body import LARGEST_SIDE, MOST_IMAGES, MOST_STEPS, BodyReader, size
 from steelyard.dialects.json_operation import JSONOperation
-from steelyard.dialects.operation import MalformedBody, Operation
+from steelyard.dialects.operation import LARGE_BODY, MalformedBody, Operation
 from steelyard.dialects.sdwebui_fields import PictureFields
 
 SIDE: Final = 512
@@ -45,6 +45,8 @@ class Pictures(JSONOperation[PictureFields]):
     __slots__ = ()
     reader: ClassVar = BodyReader(PictureFields)
     model_path: ClassVar[tuple[str, ...]] = ("override_settings", "sd_model_checkpoint")
+    longest: ClassVar[int] = LARGE_BODY
+    """The settings may be many; smaller bodies may have as much of them."""
 
     def fill(self, work: Work, fields: PictureFields) -> None:
         settings = fields.override_settings

@@ -46,6 +46,10 @@ class Client(ABC):
         """Send nothing more, but go on reading. False where that cannot be."""
 
     @abstractmethod
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+
+    @abstractmethod
     def exchange_ended(self, exchange: object, closing: bool) -> None:
         """The answer is written, or will not be. `closing`: no other request can follow it."""
 

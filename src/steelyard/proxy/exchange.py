@@ -241,7 +241,7 @@ class Exchange(Repeating):
             self.renaming = Renaming(work.asked_model or "", work.model or "")
             content.rename(self.renaming, self.head.read.get(b"content-type", b""))
         if self._paused_at:
-            attempt.client_paused_at = self._paused_at
+            attempt.client_paused(self._paused_at)
         self.attempts += 1
         # A streamed body cannot be sent again: it does not run the risk of a connection that is being closed.
         gateway, node = self.gateway, placement.node

@@ -30,7 +30,7 @@ def request_lines(
     parts = [
         head.method.encode("ascii"),
         b" ",
-        upstream.prefix,
+        upstream.prefix if target != b"*" else b"",
         target,
         b" HTTP/1.1\r\n",
         upstream.host_line,

@@ -99,9 +99,10 @@ class Gateway:
 
     def use(self, settings: Settings) -> None:
         """Take over a configuration. Requests under way keep the route that they have."""
+        table = settings.header_table()
         self.settings = settings
         self._keys = settings.keys
-        self.table: HeaderTable = settings.header_table()
+        self.table: HeaderTable = table
         self.own_keys = bool(settings.keys)
         """Whether clients' credentials are the gateway's, and not their nodes'."""
         routes = settings.routes

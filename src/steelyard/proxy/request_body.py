@@ -15,6 +15,8 @@ from steelyard.proxy.upstream import NodeConnection
 
 KEPT_BODY: Final = 64 << 10
 """Up to so many bytes a body is kept even if nothing in it is needed, so that the request can be sent again."""
+MERGED: Final = 16 << 10
+"""Pieces of fewer bytes are joined. The parser gives larger ones, but for chunks that are made to be small."""
 PENDING_UPLOAD: Final = 256 << 10
 """Bytes of a streamed body that may wait for the node's connection."""
 
@@ -36,6 +38,8 @@ class RequestBody:
     streamed = False
     """The body is passed on as it comes."""
     _scanner: FieldScanner | None = None
+    _unscanned = b""
+    """Bytes that the scanner has not seen: to show it a few at a time would be slow."""
 
     def __init__(self, head: RequestHead, operation: Operation, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -59,7 +63,13 @@ class RequestBody:
         limits = self._gateway.settings.limits
         if self.size > limits.body:
             return too_large(limits.body)
-        self._pieces.append(data)
+        pieces = self._pieces
+        pieces.append(data)
+        if len(data) < MERGED:
+            # Chunks of a few bytes would take many times their size: they are joined, the equally large ones first.
+            while len(pieces) > 1 and len(pieces[-1]) < MERGED and len(pieces[-2]) < 2 * len(pieces[-1]):
+                last = pieces.pop()
+                pieces[-1] += last
         self._account(len(data))
         if self.streamed:
             return None
@@ -67,14 +77,21 @@ class RequestBody:
         if refusal is not None:
             return refusal
         if self._scanner is not None:
-            self._scanner.feed(data)
+            self._unscanned += data
+            if len(self._unscanned) >= MERGED:
+                self._scan()
         elif self.size > LARGE_BODY:
             # A chunked body that turns out to be large: from here on it is looked through as it comes.
             self._scanner = self._operation.scanner(content_type)
             if self._scanner is not None:
-                for piece in self._pieces:
+                for piece in pieces:
                     self._scanner.feed(piece)
         return None
+
+    def _scan(self) -> None:
+        unscanned, self._unscanned = self._unscanned, b""
+        assert self._scanner is not None
+        self._scanner.feed(unscanned)
 
     def must_not_wait(self) -> Refusal | None:
         """The refusal of a body that cannot be passed on yet, when all bodies together are too many bytes."""
@@ -86,6 +103,8 @@ class RequestBody:
     def read(self, content_type: bytes, target: bytes) -> Work:
         """What the request asks for, once it is whole (or at once when it streams). Raises MalformedBody."""
         if self._scanner is not None:
+            if self._unscanned:
+                self._scan()
             return self._scanner.work()
         pieces = self._pieces
         if len(pieces) > 1 and not self.streamed:

@@ -308,6 +308,10 @@ class ClientConnection(Client):
         self._transport.write_eof()
         return True
 
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return not_taken(self._transport)
+
     def exchange_ended(self, exchange: object, closing: bool) -> None:
         """The answer is written, or will not be."""
         if self._exchange is not exchange:

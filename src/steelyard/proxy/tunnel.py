@@ -41,6 +41,8 @@ class Tunnel(Switched):
         self._node_ended = False
         self._client_paused_at = 0.0
         """Since when the client does not read; 0.0 while it does."""
+        self._client_unsent = 0
+        """Bytes that it had not taken then."""
         self._heard_at = now
         self._over = False
         probe(connection.transport)
@@ -75,6 +77,7 @@ class Tunnel(Switched):
 
     def client_paused(self, now: float) -> None:
         self._client_paused_at = now
+        self._client_unsent = self._client.unsent()
         self._connection.pause()
 
     def client_resumed(self, now: float) -> None:
@@ -121,6 +124,11 @@ class Tunnel(Switched):
         silent = now - self._heard_at
         if self._client_paused_at:
             if now - self._client_paused_at > stalled:
+                before, self._client_unsent = self._client_unsent, self._client.unsent()
+                if self._client_unsent < before:
+                    # It is slow.
+                    self._client_paused_at = now
+                    return
                 self._client.abort()
                 self._end("client_stalled", f"the client read nothing for {stalled:g} s")
         elif self._client_ended or self._node_ended:
