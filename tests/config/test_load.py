@@ -136,7 +136,10 @@ BAD_VALUES: list[tuple[str, list[str]]] = [
     ("lisen: 0.0.0.0:80", ["s.yaml:2: lisen: unknown key; did you mean listen?"]),
     ("limits: {Body: 1}", ["s.yaml:2: limits.Body: unknown key; did you mean body?"]),
     ("limits:\n  body-memory: 1", ["s.yaml:3: limits.body-memory: unknown key; did you mean body_memory?"]),
-    ("limits: {xyz: 1}", ["s.yaml:2: limits.xyz: unknown key; known here: body, body_memory, headers, connections"]),
+    (
+        "limits: {xyz: 1}",
+        ["s.yaml:2: limits.xyz: unknown key; known here: body, body_memory, headers, tenants, connections"],
+    ),
     (
         "defaults: {zzz: 1}",
         ["s.yaml:2: defaults.zzz: unknown key; known here: policy, memory, affinity, timeouts, queue, retry"],
@@ -214,6 +217,17 @@ BAD_VALUES: list[tuple[str, list[str]]] = [
     (
         "trust: {proxies: [10.0.0.1/8]}",
         ["s.yaml:2: trust.proxies[0]: '10.0.0.1/8' names a host inside a network; write 10.0.0.0/8 for the network"],
+    ),
+    (
+        "cors: {origins: [https://app.example/]}",
+        [
+            "s.yaml:2: cors.origins[0]: 'https://app.example/' is not an origin; "
+            "write e.g. https://app.example, without a path"
+        ],
+    ),
+    (
+        "limits: {tenants: {art: {requests: 0}}}",
+        ["s.yaml:2: limits.tenants.art.requests: 0 is too small; the least is 1"],
     ),
     # addresses
     ("listen: 'unix:'", ["s.yaml:2: listen: 'unix:' names no socket; write e.g. unix:/run/steelyard.sock (107 bytes)"]),
@@ -428,7 +442,6 @@ UNAVAILABLE_EXAMPLES = {
     "routes[].outlier": "routes: [{name: a, outlier: {max_ejected: 30%}}]",
     "routes[].weights": "routes: [{name: a, weights: [{below: 50%, weight: 3}, {weight: 0}]}]",
     "routes[].context": "routes: [{name: a, context: {mode: inject, ttl: 30m, max_tokens: 3000}}]",
-    "routes[].fallback": "routes: [{name: a, fallback: small}]",
     "routes[].versions": "routes: [{name: a, versions: {by: [header:model-version], default: v1, split: {v1: 95}}}]",
 }
 

@@ -10,7 +10,9 @@ from steelyard.config.route_schema import RouteConfig
 from steelyard.config.schema import Config, NodeConfig
 from steelyard.core.node import NodeSpec, NodeTLS
 from steelyard.core.policies import Policy, create
+from steelyard.core.quota import Quota
 from steelyard.core.route import FootprintRule, Match, QueueRule, RetryRule, Route, Timeouts
+from steelyard.proxy.cors import Cors
 from steelyard.proxy.settings import Limits, Settings
 from steelyard.proxy.tls import CertificateFiles, TLSFileError, node_context, server_context
 
@@ -79,6 +81,8 @@ def settings(config: Config, current: Settings | None = None) -> Settings:
         trusted=config.trust.proxies,
         trust_unix=config.trust.unix,
         response_headers=config.response_headers,
+        quotas={tenant: Quota(**each.model_dump()) for tenant, each in config.limits.tenants.items()},
+        cors=None if config.cors is None else Cors(config.cors.origins, config.cors.credentials, config.cors.max_age),
         drain_delay=config.shutdown.delay,
         drain_grace=config.shutdown.grace,
     )
@@ -112,6 +116,7 @@ def _route(route: RouteConfig, config: Config, policies: Mapping[str, Policy]) -
         ),
         retry=RetryRule(retries=chosen.retry.retries, budget=chosen.retry.budget),
         queue=QueueRule(size=chosen.queue.size, wait=chosen.queue.wait),
+        fallback=route.fallback,
         session_sources=tuple(_source(key) for key in chosen.affinity.keys),
     )
 

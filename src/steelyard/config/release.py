@@ -16,7 +16,6 @@ NOT_AVAILABLE: dict[str, str] = {
     "routes[].outlier": "",
     "routes[].weights": "",
     "routes[].context": "",
-    "routes[].fallback": "",
     "routes[].versions": "",
 }
 """Keys that are known and refused (a key that did nothing would be worse), and what to do instead."""

@@ -24,6 +24,7 @@ from steelyard.config.values import (
     MessageSize,
     Name,
     NodeLocation,
+    Origin,
     PositiveCount,
     Share,
     Text,
@@ -164,6 +165,29 @@ class Stores(Section):
     )
 
 
+class TenantLimits(Section):
+    """What one tenant may use."""
+
+    requests: PositiveCount | None = Field(None, description="A minute. They may come in bursts. Default: no limit.")
+    tokens: PositiveCount | None = Field(
+        None, description="A minute, of prompt and output, as predicted and then as the node tells. Default: no limit."
+    )
+    concurrent: PositiveCount | None = Field(
+        None, description="Requests at the same time, waiting ones too. Default: no limit."
+    )
+
+
+class Cors(Section):
+    """Pages of other sites that may ask."""
+
+    origins: tuple[Origin, ...] = Field(
+        description="Their origins, such as `https://app.example`; `*` within one stands for anything between two "
+        "dots, `*` alone for all."
+    )
+    credentials: bool = Field(False, description="Whether they may send cookies.")
+    max_age: Duration = Field(600.0, description="How long a browser may remember the permission.")
+
+
 class Limits(Section):
     """What clients may use of the gateway itself."""
 
@@ -177,6 +201,11 @@ class Limits(Section):
     )
     headers: MessageSize = Field(
         64 * 2**10, description="One request's headers; more gets 431. Long cookies and tokens fit."
+    )
+    tenants: dict[Name, TenantLimits] = Field(
+        {},
+        description="Tenant: what it may use; more gets 429, and answers say in `x-ratelimit-*` what is left. `*` "
+        "holds for each tenant that is not named. Each gateway counts for itself.",
     )
     connections: PositiveCount = Field(
         20000, description="Client connections at once; the next one is closed. Each takes a file descriptor."
@@ -236,6 +265,10 @@ class Config(Section):
     edge: Edge = Field(Edge(), description="Edge and cloud.")
     stores: Stores = Field(Stores(), description="Where state is kept.")
     limits: Limits = Field(Limits(), description="What clients may use of the gateway.")
+    cors: Cors | None = Field(
+        None,
+        description="Answer browsers for the nodes. Default: their questions, and the nodes' answers, are relayed.",
+    )
     response_headers: bool = Field(
         True, description="Whether answers carry `x-steelyard-node`, `-reason`, `-version` and `-queue-ms`."
     )

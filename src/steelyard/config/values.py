@@ -111,6 +111,15 @@ def _header_name(value: Any) -> Any:
     return value
 
 
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9*._-]+(:(\d{1,5}|\*))?|null")
+
+
+def _origin(value: Any) -> Any:
+    if isinstance(value, str) and not _ORIGIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not an origin; write e.g. https://app.example, without a path")
+    return value
+
+
 def _path_pattern(value: Any) -> Any:
     value = _text(value)
     if isinstance(value, str) and not value.startswith(("/", "*")):
@@ -196,6 +205,7 @@ TrustedNetwork = Annotated[
 ]
 LogTarget = Annotated[str, BeforeValidator(_log_target), Kind("`stderr`, `stdout`, `off` or a file")]
 HeaderName = Annotated[str, BeforeValidator(_header_name), Kind("name of a header")]
+Origin = Annotated[str, BeforeValidator(_origin), Kind("origin")]
 PathPattern = Annotated[str, BeforeValidator(_path_pattern), Kind("path pattern")]
 AffinityKey = Annotated[str, BeforeValidator(_affinity_key), Kind("session key")]
 FootprintValue = Annotated[int | float | str, BeforeValidator(_footprint_value), Kind("number or name")]

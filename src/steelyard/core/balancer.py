@@ -67,7 +67,10 @@ class Balancer:
             work.model = fleet.aliases[work.model]
         candidates: Sequence[Node] = fleet.candidates(work.dialect, work.model, work.version)
         if not candidates:
-            return self._decided(work, self._nobody(work), now)
+            refusal = self._nobody(work)
+            if refusal.code == "no_node" and self._fall_back(work, route):
+                return self.admit(work, route, now, waiter, excluded)
+            return self._decided(work, refusal, now)
         if work.footprint is None:
             work.footprint = route.footprint(work)
         queue = self.queue
@@ -76,6 +79,8 @@ class Balancer:
             if placement is not None:
                 return placement
             if excluded and (waiter is None or not self._others(work, route, candidates, excluded)):
+                if all(node in excluded for node in candidates) and self._fall_back(work, route):
+                    return self.admit(work, route, now, waiter, excluded)
                 return self._decided(work, Refusal("no_node", "no other node can take the request", 1.0), now)
             key = line_key(work, route, excluded)
         else:
@@ -85,6 +90,20 @@ class Balancer:
                 if placement is not None:
                     return placement
         return self._line_up(work, route, candidates, waiter, key, now)
+
+    def _fall_back(self, work: Work, route: Route) -> bool:
+        """Go on with the route's other model. False when there is none, or it is that already."""
+        model = route.fallback
+        if model is None or work.fallback or work.model is None:
+            return False
+        model = self.fleet.aliases.get(model, model)
+        if model == work.model or not self.fleet.candidates(work.dialect, model, work.version):
+            return False
+        work.model = model
+        work.fallback = True
+        if work.footprint is not None and work.footprint.source != "hint":
+            work.footprint = None
+        return True
 
     def _place(
         self,

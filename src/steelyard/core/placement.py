@@ -39,6 +39,9 @@ class Placement:
             else:
                 # Not an f-string: it is made for nearly every request, and the compiler makes a slow call of `:.4g`.
                 self._reason = "%s %.4g among %d" % (self.policy, self.score, self.considered)  # noqa: UP031
+            work = self.lease.work
+            if work.fallback:
+                self._reason += f"; {work.model} instead of {work.asked_model}"
         return self._reason
 
 

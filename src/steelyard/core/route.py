@@ -100,6 +100,8 @@ class Route:
     timeouts: Timeouts = field(default_factory=Timeouts)
     retry: RetryRule = field(default_factory=RetryRule)
     queue: QueueRule = field(default_factory=QueueRule)
+    fallback: str | None = None
+    """A model instead of one that no node can serve now."""
     session_sources: Sequence[tuple[str, str]] = (
         ("header", "x-user-id"),
         ("header", "x-session-id"),

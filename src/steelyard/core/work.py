@@ -46,6 +46,7 @@ class Work:
         "body_bytes",
         "deadline",
         "dialect",
+        "fallback",
         "footprint",
         "height",
         "images",
@@ -119,4 +120,6 @@ class Work:
         self.priority = 0
         self.deadline: float | None = None
         """On the clock of `now`, in seconds; None = no deadline of its own."""
+        self.fallback = False
+        """`model` is the route's fallback, and not what was asked for."""
         self.footprint: Footprint | None = None

@@ -18,9 +18,11 @@ BACKSLASH: Final = 92
 class Renaming:
     """The two names of one request's model."""
 
-    __slots__ = ("_asked", "_events", "_longest", "_pattern", "_rest", "served")
+    __slots__ = ("_asked", "_events", "_hidden", "_longest", "_pattern", "_rest", "served")
 
-    def __init__(self, asked: str, served: str) -> None:
+    def __init__(self, asked: str, served: str, hidden: bool = True) -> None:
+        """`hidden`: the client sees the name that it asked for."""
+        self._hidden = hidden
         name = msgspec.json.encode(served)
         self._asked = b'"model"\\1' + msgspec.json.encode(asked).replace(b"\\", b"\\\\")
         self.served = served
@@ -38,6 +40,8 @@ class Renaming:
 
     def begin(self, content_type: bytes) -> bool:
         """Whether an answer of this type is renamed; if so, its length is no longer what the node said."""
+        if not self._hidden:
+            return False
         self._events = content_type.startswith(b"text/event-stream")
         return self._events or content_type.startswith(b"application/json")
 

@@ -170,7 +170,8 @@ class Attempt(Sink):
         self._held = None
         # What is left of a request that is answered before it was whole cannot be told from the next one.
         closing = gateway.draining or not request.received
-        lines = gateway.answer_lines(request.request_id, self.placement)
+        lines = request.own_lines()
+        request.take_out(head)
         self.relay = Relay(request.client, request.head, head, request.operation, lines, closing, request.renaming)
         if request.received:
             # The client has a part of the answer: the request is not sent again.

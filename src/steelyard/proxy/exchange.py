@@ -18,6 +18,7 @@ from typing import Final
 from steelyard.core.administration import path_refusal
 from steelyard.core.placement import Placement
 from steelyard.core.queue import Ticket
+from steelyard.core.quota import Charge
 from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route
 from steelyard.core.work import Work
@@ -26,9 +27,12 @@ from steelyard.proxy.again import Repeating
 from steelyard.proxy.alias import Renaming
 from steelyard.proxy.attempt import Attempt
 from steelyard.proxy.client import Client
+from steelyard.proxy.cors import NODES as NODES_CORS
 from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead, ResponseHead, status_line
-from steelyard.proxy.relay import Relay, plain_answer
+from steelyard.proxy.rate_limit import NODES as NODES_LIMITS
+from steelyard.proxy.rate_limit import rate_limit_lines
+from steelyard.proxy.relay import Relay, plain_answer, without_prefix
 from steelyard.proxy.request_body import RequestBody, too_large
 from steelyard.proxy.tunnel import Tunnel
 from steelyard.proxy.upstream import NodeConnection
@@ -62,6 +66,8 @@ class Exchange(Repeating):
     work: Work | None = None
     route: Route | None = None
     renaming: Renaming | None = None
+    charge: Charge | None = None
+    """On its tenant's account; None where the tenant has no limits."""
     tunnel: Tunnel | None = None
     """What became of the two connections when client and node agreed on another protocol."""
     attempts = 0
@@ -223,6 +229,13 @@ class Exchange(Repeating):
         if work.deadline is not None and now >= work.deadline:
             self.refuse(Refusal("deadline_exceeded", TOO_LATE))
             return
+        if gateway.quotas is not None:
+            footprint = work.footprint = work.footprint or route.footprint(work)
+            charge = gateway.quotas.charge(self.tenant, footprint.tokens, now)
+            if isinstance(charge, Refusal):
+                self.refuse(charge)
+                return
+            self.charge = charge
         result = gateway.balancer.admit(work, route, now, self)
         if isinstance(result, Placement):
             self.placed(result)
@@ -237,8 +250,9 @@ class Exchange(Repeating):
         work, content = placement.lease.work, self.content
         # First of all, since it is the attempt that gives the lease back, whatever goes wrong from here.
         attempt = self.attempt = Attempt(self, placement)
-        if work.model is not work.asked_model and self.renaming is None:
-            self.renaming = Renaming(work.asked_model or "", work.model or "")
+        if work.model is not work.asked_model and (self.renaming is None or self.renaming.served != work.model):
+            # Who gets another model than the one asked for is told its name.
+            self.renaming = Renaming(work.asked_model or "", work.model or "", hidden=not work.fallback)
             content.rename(self.renaming, self.head.read.get(b"content-type", b""))
         if self._paused_at:
             attempt.client_paused(self._paused_at)
@@ -285,7 +299,7 @@ class Exchange(Repeating):
         protocol = self.head.upgrade
         tunnel = self.tunnel = Tunnel(self, self.client, connection, protocol, now)
         connection.switched = tunnel
-        own = self.gateway.answer_lines(self.request_id, self.placement)
+        own = self.own_lines()
         end = b"Connection: Upgrade\r\nUpgrade: %b\r\n\r\n" % protocol
         self.client.write(b"".join((status_line(101, head.reason), *head.relay, own, end)))
         ahead = self.client.begin_tunnel(tunnel)
@@ -306,6 +320,26 @@ class Exchange(Repeating):
     def answered(self, status: int) -> None:
         """The answer is whole."""
         self._end("ok", status)
+
+    def own_lines(self) -> bytes:
+        """The gateway's own header lines for the answer."""
+        gateway = self.gateway
+        lines = gateway.answer_lines(self.request_id, self.placement)
+        if gateway.quotas is not None:
+            use = gateway.quotas.use(self.tenant)
+            if use is not None:
+                lines += rate_limit_lines(use, gateway.clock())
+        cors = gateway.settings.cors
+        if cors is not None and b"origin" in self.head.read:
+            lines += cors.lines(self.head.read[b"origin"])
+        return lines
+
+    def take_out(self, head: ResponseHead) -> None:
+        """Remove from a node's head what the gateway itself says there."""
+        if self.charge is not None:
+            head.relay = without_prefix(head.relay, NODES_LIMITS)
+        if self.gateway.settings.cors is not None:
+            head.relay = without_prefix(head.relay, NODES_CORS)
 
     @property
     def _relay(self) -> Relay | None:
@@ -328,7 +362,7 @@ class Exchange(Repeating):
         closing = gateway.draining or not self.received or not self.head.keep_alive
         request_id = self.request_id.decode("latin-1")
         body = self.operation.error(refusal.status, refusal.code, refusal.message, request_id)
-        lines = gateway.answer_lines(self.request_id, self.placement)
+        lines = self.own_lines()
         if refusal.retry_after is not None:
             lines += b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after))
         self.client.write(plain_answer(refusal.status, body, b"application/json", lines, self.head, closing))
@@ -367,6 +401,14 @@ class Exchange(Repeating):
                     scanner = relay.scanner
                     until = now if scanner is None else scanner.first_token_at or attempt.first_byte_at
                     attempt.placement.node.latency.observe(until - attempt.sent_at, now)
+        charge = self.charge
+        if charge is not None:
+            tokens: int | None = None
+            if relay is None:
+                tokens = 0
+            elif charge.use.tokens is not None and (usage := relay.usage()) is not None:
+                tokens = usage.prompt_tokens + usage.completion_tokens
+            charge.settle(tokens, now)
         if self._retrying:
             self._retrying = False
             gateway.balancer.retried()

@@ -13,6 +13,7 @@ from steelyard.config.units import parse_duration, parse_size
 from steelyard.core.balancer import Balancer
 from steelyard.core.node import Event, Node, State
 from steelyard.core.placement import Placement
+from steelyard.core.quota import Quotas
 from steelyard.core.refusal import Refusal
 from steelyard.core.route import Route, first_match
 from steelyard.core.work import Work
@@ -92,6 +93,8 @@ class Gateway:
         # Shaped like a UUID of version 4: there are servers that take nothing else for a request id.
         self._request_prefix = f"{random[:8]}-{random[8:12]}-4{random[12:15]}-a{random[15:18]}-".encode()
         self._requests = 0
+        self.quotas: Quotas | None = None
+        """None: no tenant has limits."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_due = 0.0
         self._second_due = 0.0
@@ -105,6 +108,12 @@ class Gateway:
         self.table: HeaderTable = table
         self.own_keys = bool(settings.keys)
         """Whether clients' credentials are the gateway's, and not their nodes'."""
+        quotas = None
+        if settings.quotas:
+            quotas = Quotas(settings.quotas, settings.quotas.get("*"))
+            if self.quotas is not None:
+                quotas.take_over(self.quotas)
+        self.quotas = quotas
         routes = settings.routes
         for client in self.clients:
             client.use_settings()

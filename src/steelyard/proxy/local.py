@@ -35,6 +35,11 @@ class LocalAnswer:
 def local_answer(gateway: Gateway, head: RequestHead) -> LocalAnswer | None:
     """The answer when the request is for the gateway itself, else None."""
     path = head.path
+    cors = gateway.settings.cors
+    if cors is not None and head.method == "OPTIONS":
+        lines = cors.preflight(head)
+        if lines is not None:
+            return _preflight(gateway, head, lines)
     if path == "/health":
         status = 503 if gateway.draining else 200
         body: object = {"status": "draining" if gateway.draining else "ok"}
@@ -78,6 +83,18 @@ def model_cards(gateway: Gateway) -> dict[str, dict[str, object]]:
     return cards
 
 
+def _preflight(gateway: Gateway, head: RequestHead, lines: bytes) -> LocalAnswer:
+    """The answer to a browser that asks whether a page may ask; it needs no key, since it shows none."""
+    if not lines:
+        origin = head.read[b"origin"].decode("latin-1")
+        return _refusal(gateway, head, Refusal("forbidden", f"pages of {origin[:MODEL_NAME]} may not ask here"))
+    request_id = _id(gateway, head)
+    closing = gateway.draining or head.has_body or not head.keep_alive
+    end = b"Connection: close\r\n\r\n" if closing else b"\r\n"
+    data = b"HTTP/1.1 204 No Content\r\n%bx-request-id: %b\r\n%b" % (lines, request_id, end)
+    return LocalAnswer(204, "ok", request_id, data)
+
+
 def _listing(cards: list[dict[str, object]], anthropic: bool) -> dict[str, object]:
     if not anthropic:
         return {"object": "list", "data": cards}
@@ -112,5 +129,8 @@ def _written(
     gateway: Gateway, head: RequestHead, status: int, outcome: str, request_id: bytes, body: bytes, probe: bool
 ) -> LocalAnswer:
     lines = b"x-request-id: %b\r\n" % request_id
+    cors = gateway.settings.cors
+    if cors is not None and b"origin" in head.read:
+        lines += cors.lines(head.read[b"origin"])
     data = plain_answer(status, body, b"application/json", lines, head, gateway.draining or head.has_body)
     return LocalAnswer(status, outcome, request_id, data, probe)

@@ -166,6 +166,15 @@ def without(relay: list[bytes], name: bytes) -> list[bytes]:
     return kept
 
 
+def without_prefix(relay: list[bytes], prefix: bytes) -> list[bytes]:
+    """`relay` without the lines whose names begin so."""
+    kept: list[bytes] = []
+    for start in range(0, len(relay), 4):
+        if not relay[start].lower().startswith(prefix):
+            kept += relay[start : start + 4]
+    return kept
+
+
 def plain_answer(
     status: int, body: bytes, content_type: bytes, own_lines: bytes, request: RequestHead | None, closing: bool
 ) -> bytes:

@@ -31,6 +31,14 @@ class Request(ABC):
     work: Work | None
 
     @abstractmethod
+    def own_lines(self) -> bytes:
+        """The gateway's own header lines for the answer."""
+
+    @abstractmethod
+    def take_out(self, head: ResponseHead) -> None:
+        """Remove from a node's head what the gateway itself says there."""
+
+    @abstractmethod
     def may_go_elsewhere(self) -> bool:
         """Whether the request may be sent to another node if this one does not begin."""
 

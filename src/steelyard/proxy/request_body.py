@@ -38,6 +38,8 @@ class RequestBody:
     streamed = False
     """The body is passed on as it comes."""
     _scanner: FieldScanner | None = None
+    _asked: list[bytes] | None = None
+    """What the client sent, of a body in which the model was replaced."""
     _unscanned = b""
     """Bytes that the scanner has not seen: to show it a few at a time would be slow."""
 
@@ -113,14 +115,18 @@ class RequestBody:
 
     def rename(self, renaming: Renaming, content_type: bytes) -> None:
         """Put the served model's name in place of the alias."""
-        before = self._pieces
-        if self.streamed or not before:
+        if self.streamed or not self._pieces:
             return
+        before = self._pieces
+        if self._asked is None:
+            self._asked = before
+        # From what the client sent: it may be renamed a second time.
+        asked = self._asked
         if self._scanner is not None:
             # A large body was looked through as it came; to do it again in one go would hold the loop.
-            self._pieces = self._scanner.replace_model(before, renaming.served)
+            self._pieces = self._scanner.replace_model(asked, renaming.served)
         else:
-            self._pieces = [self._operation.replace_model(b"".join(before), content_type, renaming.served)]
+            self._pieces = [self._operation.replace_model(b"".join(asked), content_type, renaming.served)]
         self._account(sum(map(len, self._pieces)) - sum(map(len, before)))
 
     def framing(self) -> bytes:
@@ -178,7 +184,7 @@ class RequestBody:
         """The body is not needed any more."""
         if self.held:
             self._pieces = []
-            self._scanner = None
+            self._asked = self._scanner = None
             self._account(-self.held)
 
     def _account(self, size: int) -> None:

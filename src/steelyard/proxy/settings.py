@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
+from steelyard.core.quota import Quota
 from steelyard.core.route import Route
+from steelyard.proxy.cors import READ as CORS_HEADERS
+from steelyard.proxy.cors import Cors
 from steelyard.proxy.http1 import HeaderTable
 
 READ_ALWAYS: Final = (
@@ -68,6 +71,9 @@ class Settings:
     """Peers whose X-Forwarded-* and steering headers, and PROXY headers, count."""
     trust_unix: bool = False
     """The same for whoever connects through a Unix socket."""
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """Tenant -> what it may use; `*` is for those that are not named."""
+    cors: Cors | None = None
     response_headers: bool = True
     drain_delay: float = 5.0
     """Seconds to go on accepting after the signal: load balancers in front need to notice."""
@@ -80,4 +86,6 @@ class Settings:
         for route in self.routes:
             read.update(name.encode("latin-1") for name in route.match.headers)
             read.update(name.encode("latin-1") for kind, name in route.session_sources if kind == "header")
+        if self.cors is not None:
+            read.update(CORS_HEADERS)
         return HeaderTable(read - set(TAKEN_ALWAYS), TAKEN_ALWAYS, STRIPPED_PREFIXES)
