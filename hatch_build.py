@@ -26,9 +26,12 @@ PURE = frozenset(
         "steelyard/dialects/openai_fields.py",
         "steelyard/dialects/sdwebui_fields.py",
         "steelyard/proxy/access_log.py",
+        "steelyard/proxy/listener.py",
+        "steelyard/proxy/tls.py",
     }
 )
-"""mypyc does not know msgspec's Struct, nor dataclasses with `slots=True`."""
+"""mypyc does not know msgspec's Struct, nor dataclasses with `slots=True`. The last two run once a connection, and with
+types that are not what typeshed says."""
 MORE = ("steelyard/telemetry/fetch.py",)
 """Has a subclass of a compiled class, so it must be compiled itself."""
 COMPILERS = ("mypy", "setuptools", "httptools", "msgspec")

@@ -8,7 +8,7 @@ import socket
 import ssl
 import stat
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.proxy_protocol import SIGNATURE, missing, proxy_header
@@ -50,9 +50,7 @@ class Listener:
         loop = self._gateway.loop
         if self.tls is None:
             self._server = await loop.create_server(self._protocol, host, port, backlog=BACKLOG, reuse_address=True)
-            # uvloop has a list where asyncio has a tuple.
-            sockets: Any = self._server.sockets
-            self.port = sockets[0].getsockname()[1]
+            self.port = self._server.sockets[0].getsockname()[1]
             return
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
