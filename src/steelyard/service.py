@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import sys
+import tempfile
 import time
 from random import Random
 
@@ -22,6 +23,7 @@ from steelyard.core.node import Node, NodeSpec
 from steelyard.proxy.access_log import AccessLog
 from steelyard.proxy.gateway import Gateway
 from steelyard.proxy.listener import Listener
+from steelyard.proxy.spill import SpillFile
 from steelyard.telemetry.health import HealthChecks
 
 STOP_POLL_SECONDS = 0.05
@@ -69,6 +71,11 @@ class Service:
         limit = raise_descriptor_limit()
         fleet = Fleet(config.aliases)
         balancer = Balancer(fleet, self._rng)
+        try:
+            SpillFile(config.limits.body_directory or "").close()
+        except OSError as error:
+            where = repr(config.limits.body_directory or tempfile.gettempdir())
+            raise CannotStart(f"cannot hold large requests in {where}: {reason(error)}") from None
         try:
             log = open_access_log(config.access_log)
         except OSError as error:

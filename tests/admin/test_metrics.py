@@ -95,6 +95,7 @@ def test_the_names_that_were_promised() -> None:
         steelyard_node_connections_opened_total steelyard_node_state steelyard_node_in_flight steelyard_node_orphaned
         steelyard_node_reserved_memory_bytes steelyard_node_free_memory_bytes steelyard_node_reserved_seconds
         steelyard_node_reserved_kv_tokens steelyard_node_served_total steelyard_leases steelyard_body_memory_bytes
+        steelyard_body_disk_bytes
         steelyard_loop_lag_max_seconds steelyard_access_log_dropped_total steelyard_build_info
     """
     assert list(BY_NAME) == re.findall(r"\S+", promised)

@@ -8,8 +8,9 @@ import socket
 
 import pytest
 
+from steelyard.proxy.closing import FLUSH_SECONDS, LINGER_SECONDS
 from steelyard.proxy.exchange import IDLE_BODY_SECONDS
-from steelyard.proxy.server import FLUSH_SECONDS, LINGER_SECONDS, PIPELINED_BYTES, ClientConnection
+from steelyard.proxy.server import PIPELINED_BYTES, ClientConnection
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client, Message
 from tests.blackbox.world import JSON, Running, World, chat, eventually, post_chat, request

@@ -144,6 +144,7 @@ class Running:
 
         zero("exchanges", list(gateway.exchanges))
         zero("body memory", gateway.body_memory)
+        zero("bodies on disk", gateway.body_disk)
         zero("live leases", balancer.ledger.live)
         zero("orphaned leases", balancer.ledger.orphaned)
         zero("retries under way", balancer.retrying)

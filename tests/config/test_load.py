@@ -138,7 +138,10 @@ BAD_VALUES: list[tuple[str, list[str]]] = [
     ("limits:\n  body-memory: 1", ["s.yaml:3: limits.body-memory: unknown key; did you mean body_memory?"]),
     (
         "limits: {xyz: 1}",
-        ["s.yaml:2: limits.xyz: unknown key; known here: body, body_memory, headers, tenants, connections"],
+        [
+            "s.yaml:2: limits.xyz: unknown key; known here: body, body_memory, body_disk, body_directory, headers, "
+            "tenants, connections"
+        ],
     ),
     (
         "defaults: {zzz: 1}",

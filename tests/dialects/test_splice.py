@@ -67,7 +67,7 @@ def test_a_scanner_replaces_what_its_operation_replaces(operation, kind: bytes, 
     for piece in pieces:
         scanner.feed(piece)
     scanner.work()
-    replaced = b"".join(scanner.replace_model(pieces, 'n"ew'))
+    replaced = b"".join(splice(pieces, scanner.model_spans(), scanner.written('n"ew')))
     assert replaced == operation.replace_model(body, kind, 'n"ew')
     if b"old" in body:
         assert b"old" not in replaced

@@ -14,8 +14,9 @@ from steelyard.config.load import validate
 from steelyard.core.balancer import Balancer
 from steelyard.core.fleet import Fleet
 from steelyard.proxy.access_log import AccessLog
+from steelyard.proxy.closing import FLUSH_SECONDS
 from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.server import FLUSH_SECONDS, ClientConnection
+from steelyard.proxy.server import ClientConnection
 
 
 class Pipe:

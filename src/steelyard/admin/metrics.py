@@ -276,7 +276,8 @@ FAMILIES: tuple[Family | HistogramFamily, ...] = (
         ("state",),
         _by_name("leases"),
     ),
-    _single("steelyard_body_memory_bytes", "gauge", "Bytes of request bodies that are held."),
+    _single("steelyard_body_memory_bytes", "gauge", "Bytes of request bodies that are held in memory."),
+    _single("steelyard_body_disk_bytes", "gauge", "Bytes of request bodies that are held on disk."),
     _single(
         "steelyard_loop_lag_max_seconds",
         "gauge",

@@ -90,6 +90,7 @@ async def take(service: Running) -> Snapshot:
             "steelyard_bad_requests_total": counters.bad_requests,
             "steelyard_node_connections_opened_total": counters.node_connections,
             "steelyard_body_memory_bytes": gateway.body_memory,
+            "steelyard_body_disk_bytes": gateway.body_disk,
             "steelyard_loop_lag_max_seconds": lag,
             "steelyard_access_log_dropped_total": gateway.log.dropped,
         },

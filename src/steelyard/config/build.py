@@ -74,6 +74,8 @@ def settings(config: Config, current: Settings | None = None) -> Settings:
         limits=Limits(
             body=config.limits.body,
             body_memory=config.limits.body_memory,
+            body_disk=config.limits.body_disk,
+            body_directory=config.limits.body_directory or "",
             headers=config.limits.headers,
             connections=config.limits.connections,
         ),

@@ -199,6 +199,14 @@ class Limits(Section):
         2**30,
         description="All bodies held at once: a request that waits, or that may be tried again, holds its body.",
     )
+    body_disk: MessageSize = Field(
+        16 * 2**30,
+        description="All bodies on disk at once: one of more than 8 MiB that has to be looked into, or may be tried "
+        "again, is held there, in a file without a name.",
+    )
+    body_directory: Text | None = Field(
+        None, description="The directory for them. Default: the system's for temporary files (`TMPDIR`)."
+    )
     headers: MessageSize = Field(
         64 * 2**10, description="One request's headers; more gets 431. Long cookies and tokens fit."
     )

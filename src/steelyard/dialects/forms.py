@@ -80,8 +80,11 @@ class FormScanner(FieldScanner):
         operation.fill(work, parts)
         return work
 
-    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
-        return splice(pieces, model_spans(self._fields.close()), model.encode())
+    def model_spans(self) -> list[tuple[int, int]]:
+        return model_spans(self._fields.close())
+
+    def written(self, model: str) -> bytes:
+        return model.encode()
 
 
 def model_spans(parts: Iterable[Part]) -> list[tuple[int, int]]:

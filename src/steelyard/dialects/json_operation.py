@@ -10,7 +10,6 @@ from steelyard.core.work import Work
 from steelyard.dialects.body import BodyReader, size
 from steelyard.dialects.fields import LIMIT, JSONFields, LongValue, replace_model, string_span
 from steelyard.dialects.operation import FieldScanner, MalformedBody, Operation
-from steelyard.dialects.splice import splice
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -89,15 +88,16 @@ class JSONScanner(FieldScanner):
         work.body_bytes = self.body_bytes
         return work
 
-    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
+    def model_spans(self) -> list[tuple[int, int]]:
         fields, path = self._fields, self._operation.model_path
         value, span = fields.close().get(path[0]), fields.spans.get(path[0])
         if span is None or not isinstance(value, bytes):
-            return pieces
+            return []
         inner = string_span(value, path[1:])
-        if inner is None:
-            return pieces
-        return splice(pieces, [(span[0] + inner[0], span[0] + inner[1])], msgspec.json.encode(model))
+        return [] if inner is None else [(span[0] + inner[0], span[0] + inner[1])]
+
+    def written(self, model: str) -> bytes:
+        return msgspec.json.encode(model)
 
     def _check(self, name: str, value: bytes) -> None:
         try:

@@ -45,8 +45,12 @@ class FieldScanner(ABC):
         """The Work, after the last piece. Raises MalformedBody."""
 
     @abstractmethod
-    def replace_model(self, pieces: list[bytes], model: str) -> list[bytes]:
-        """The body, whose `pieces` were fed, with another model in the place where `work` found it."""
+    def model_spans(self) -> list[tuple[int, int]]:
+        """Where in the body the model's name stands, after `work`: offsets, in order. Empty when it is not there."""
+
+    @abstractmethod
+    def written(self, model: str) -> bytes:
+        """A model's name as it stands there."""
 
 
 class Operation:

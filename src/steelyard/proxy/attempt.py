@@ -249,8 +249,11 @@ class Attempt(Sink):
 
     def node_resume(self) -> None:
         self._node_paused_at = 0.0
-        self._heard_at = self._request.gateway.clock()
-        self._request.client.resume_reading()
+        request = self._request
+        self._heard_at = request.gateway.clock()
+        request.client.resume_reading()
+        if self.connection is not None:
+            request.content.go_on(self.connection)
 
     # -- the client's side
 

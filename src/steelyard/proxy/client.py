@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from steelyard.proxy.http1 import RequestHead
-
-if TYPE_CHECKING:
-    from steelyard.proxy.tunnel import Tunnel
+from steelyard.proxy.switched import Switched
 
 
 class Client(ABC):
@@ -38,7 +35,7 @@ class Client(ABC):
         """X-Forwarded-* and Via for the node."""
 
     @abstractmethod
-    def begin_tunnel(self, tunnel: Tunnel) -> bytes:
+    def begin_tunnel(self, tunnel: Switched) -> bytes:
         """From now on the client's bytes are the tunnel's; those are returned that have come already."""
 
     @abstractmethod

@@ -162,6 +162,10 @@ class Exchange(Repeating):
             if self.attempt is not None:
                 self.attempt.body_end()
             return
+        refusal = self.content.whole()
+        if refusal is not None:
+            self.refuse(refusal)
+            return
         self._admit_safely()
 
     def request_broken(self, error: MessageError) -> None:

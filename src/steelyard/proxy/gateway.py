@@ -81,6 +81,8 @@ class Gateway:
         self.clients: set[Connected] = set()
         self.body_memory = 0
         """Bytes of request bodies held."""
+        self.body_disk = 0
+        """The same on disk."""
         self.draining = False
         """No new connections are wanted; answers say so."""
         self.ready = False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 import time
 from collections import deque
 from typing import Final, cast
@@ -12,7 +10,7 @@ from typing import Final, cast
 from steelyard.core.refusal import Refusal
 from steelyard.dialects import recognise
 from steelyard.proxy.access_log import Entry
-from steelyard.proxy.client import Client
+from steelyard.proxy.closing import ClosingConnection
 from steelyard.proxy.exchange import Exchange
 from steelyard.proxy.forwarding import forwarding_lines
 from steelyard.proxy.gateway import UNIX_PEER, Gateway
@@ -20,34 +18,26 @@ from steelyard.proxy.http1 import End, RequestHead, RequestReader
 from steelyard.proxy.local import local_answer
 from steelyard.proxy.proxy_protocol import proxy_header
 from steelyard.proxy.relay import plain_answer
-from steelyard.proxy.sockets import not_taken, probe
-from steelyard.proxy.tunnel import Tunnel
+from steelyard.proxy.sockets import probe
+from steelyard.proxy.switched import Switched
 from steelyard.proxy.upstream import LARGE_READ, WRITE_HIGH_WATER
 
-LINGER_SECONDS: Final = 2.0
-"""After an answer that came before the request was whole: how long the rest is read and thrown away, so that the
-client sees the answer and not a reset."""
 PIPELINED_BYTES: Final = 64 << 10
 """Bytes that are read ahead of the request that is being served. Behind them the connection is not read, and so nobody
 sees that its client leaves; as long as there are fewer, its node is told at once."""
-FLUSH_SECONDS: Final = 30.0
-"""How long the client of a connection that is being closed may take none of the last bytes; after that it is cut."""
 
 
-class ClientConnection(Client):
+class ClientConnection(ClosingConnection):
     """One client connection. Requests are served one at a time, in order.
 
     An asyncio.Protocol by shape, not by inheritance: that lets it be compiled.
     """
 
     __slots__ = (
-        "_abort_at",
         "_ahead",
         "_backlog",
-        "_closing",
         "_exchange",
         "_forwarding",
-        "_gateway",
         "_host",
         "_paused",
         "_preface",
@@ -57,32 +47,23 @@ class ClientConnection(Client):
         "_scheme",
         "_seen",
         "_since",
-        "_transport",
         "_tunnel",
         "_unread",
-        "_unsent",
     )
 
     def __init__(self, gateway: Gateway, peer: str = "") -> None:
         """`peer` is the client's address where it is known better than by the connection's own."""
-        self._gateway = gateway
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        super().__init__(gateway)
         self._reader = RequestReader(gateway.table, gateway.settings.limits.headers)
         self._exchange: Exchange | None = None
         self._receiving = False
         """The exchange's request is not whole yet: body events are its."""
-        self._tunnel: Tunnel | None = None
+        self._tunnel: Switched | None = None
         """Where the client's bytes go once they are no HTTP any more."""
         self._backlog: deque[RequestHead | bytes | End] = deque()
         """What came behind a request that is being served."""
         self._ahead = 0
         """Bytes of the reads that brought it."""
-        self._closing = False
-        """No further request is read."""
-        self._abort_at = 0.0
-        """When a connection that is being closed is cut, unless its client takes something until then."""
-        self._unsent = 0
-        """Bytes that it had not taken when that time was set."""
         self._paused = False
         """The exchange takes no further bytes of its request for now."""
         self._unread = False
@@ -293,24 +274,13 @@ class ClientConnection(Client):
             self._paused = False
             self._read_on()
 
-    def begin_tunnel(self, tunnel: Tunnel) -> bytes:
+    def begin_tunnel(self, tunnel: Switched) -> bytes:
         """From now on the client's bytes are the tunnel's; those are returned that have come already."""
         self._tunnel = tunnel
         self._ahead = 0
         self._read_on()
         probe(self._transport)
         return self._reader.take_held()
-
-    def write_eof(self) -> bool:
-        """Send nothing more, but go on reading. False where that cannot be."""
-        if not self._transport.can_write_eof():
-            return False
-        self._transport.write_eof()
-        return True
-
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken."""
-        return not_taken(self._transport)
 
     def exchange_ended(self, exchange: object, closing: bool) -> None:
         """The answer is written, or will not be."""
@@ -370,47 +340,20 @@ class ClientConnection(Client):
             self._forwarding = forwarding_lines(self.peer, self._scheme, head)
         return self._forwarding
 
-    def close_abnormally(self, flush: bool) -> None:
-        """End a connection in the middle of an answer. Without `flush` with a reset, which nobody takes for an end."""
-        if flush:
-            self._close_soon()
-            return
-        self._closing = True
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._transport.abort()
-
-    def abort(self) -> None:
-        """Cut the connection; a request under way is given up."""
-        self._closing = True
-        self._transport.abort()
-
     def close_if_idle(self) -> None:
         """Close unless a request is under way, or the connection is being closed already."""
         if self._exchange is None and not self._closing:
             self._close_soon()
-
-    def _close_soon(self) -> None:
-        """Close when the client has taken what is written, and cut it off when it does not."""
-        self._closing = True
-        self._abort_at = self._gateway.clock() + FLUSH_SECONDS
-        self._unsent = not_taken(self._transport)
-        self._transport.close()
 
     def _close(self) -> None:
         """No further request. What the client still sends is read for a moment, so that it sees the answer."""
         if not self._receiving and self._reader.error is None:
             self._close_soon()
             return
-        self._closing = True
-        self._abort_at = self._gateway.clock() + LINGER_SECONDS
-        self._unsent = not_taken(self._transport)
         self._ahead = 0
         self._paused = False
+        self._linger()
         self._read_on()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
 
     # -- time
 
@@ -421,20 +364,10 @@ class ClientConnection(Client):
         self.trusted = gateway.trusts(self.peer)
         self._forwarding = b""
 
-    def _cut_off(self, now: float) -> None:
-        """The time of a connection that is being closed is over: cut it, unless its client still takes its answer."""
-        unsent = not_taken(self._transport)
-        if not unsent or unsent >= self._unsent:
-            self._transport.abort()
-            return
-        self._unsent = unsent
-        self._abort_at = now + FLUSH_SECONDS
-
     def check(self, now: float) -> None:
         """Called about once a second: end an idle connection, and one that does not get on with its head."""
         if self._abort_at:
-            if now >= self._abort_at:
-                self._cut_off(now)
+            self._check_closing(now)
             return
         if self._exchange is not None or self._closing:
             self._seen = (False, -1)

@@ -50,6 +50,10 @@ class Limits:
     """Bytes of one request body: an uncompressed 4K image in base64 fits."""
     body_memory: int = 1 << 30
     """Bytes of all bodies that are held at the same time."""
+    body_disk: int = 16 << 30
+    """Bytes of all bodies that are held on disk at the same time."""
+    body_directory: str = ""
+    """Where; empty: the system's directory for temporary files."""
     headers: int = 64 << 10
     connections: int = 20000
     """Client connections."""

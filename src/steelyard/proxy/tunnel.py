@@ -12,7 +12,8 @@ from typing import Final
 from steelyard.proxy.client import Client
 from steelyard.proxy.request import Request
 from steelyard.proxy.sockets import probe
-from steelyard.proxy.upstream import NodeConnection, Switched
+from steelyard.proxy.switched import Switched
+from steelyard.proxy.upstream import NodeConnection
 from steelyard.proxy.websocket import BAD_GATEWAY, GOING_AWAY, FrameScanner, close_frame
 
 IDLE_SECONDS: Final = 3600.0

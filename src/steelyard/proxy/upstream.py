@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from steelyard.core.node import Node
 from steelyard.proxy.http1 import MessageError, ResponseHead, ResponseReader
+from steelyard.proxy.switched import Switched
 from steelyard.proxy.tls import node_context
 
 KEEP_ALIVE_SECONDS: Final = 4.0
@@ -61,30 +62,6 @@ class Sink(ABC):
     @abstractmethod
     def node_pause(self) -> None:
         """The node does not take the request's body as fast as it comes."""
-
-    @abstractmethod
-    def node_resume(self) -> None: ...
-
-
-class Switched(ABC):
-    """Who receives the bytes of a connection that speaks no HTTP any more."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def from_node(self, data: bytes) -> None: ...
-
-    @abstractmethod
-    def node_ended(self) -> None:
-        """The node sends nothing more; it may still read."""
-
-    @abstractmethod
-    def node_lost(self, error: Exception | None) -> None:
-        """The connection is closed; with an error, it broke."""
-
-    @abstractmethod
-    def node_pause(self) -> None:
-        """The node does not take the bytes as fast as they come."""
 
     @abstractmethod
     def node_resume(self) -> None: ...
