@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 from steelyard.proxy.tunnel import HALF_CLOSED_SECONDS, IDLE_SECONDS
 from steelyard.proxy.websocket import close_frame
 from tests.blackbox.fakenode import Answer, FakeNode, Received
-from tests.blackbox.wire import Client, Message
+from tests.blackbox.wire import Client, Message, Peer
 from tests.blackbox.world import Running, World, eventually, request
 
 OFFER = {"Connection": "keep-alive, Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -206,16 +206,21 @@ async def test_a_client_that_leaves_frees_the_node(world: World, how: str) -> No
     assert (await running.line())["outcome"] == ("client_gone" if how == "rst" else "ok")
 
 
-async def test_a_client_that_does_not_read_slows_its_node_down(world: World) -> None:
-    running, _, client, _, received = await switched(world, protocol="raw")
-    client.pause()
+async def flooded(peer: Peer) -> int:
+    """Bytes that a peer could send before it had to wait."""
     sent = 0
-    peer = received.peer
     with contextlib.suppress(TimeoutError):
         while sent < 200 << 20:
             async with asyncio.timeout(1):
                 await peer.send_gently(bytes(1 << 20))
             sent += 1 << 20
+    return sent
+
+
+async def test_a_client_that_does_not_read_slows_its_node_down(world: World) -> None:
+    running, _, client, _, received = await switched(world, protocol="raw")
+    client.pause()
+    sent = await flooded(received.peer)
     assert sent < 100 << 20
     (connection,) = (c for c in running.exchanges if c.tunnel is not None)
     assert connection.client._transport.get_write_buffer_size() < 2 << 20
@@ -227,12 +232,7 @@ async def test_a_client_that_does_not_read_slows_its_node_down(world: World) -> 
 async def test_a_node_that_does_not_read_slows_its_client_down(world: World) -> None:
     running, _, client, _, received = await switched(world, protocol="raw")
     received.peer.pause()
-    sent = 0
-    with contextlib.suppress(TimeoutError):
-        while sent < 200 << 20:
-            async with asyncio.timeout(1):
-                await client.send_gently(bytes(1 << 20))
-            sent += 1 << 20
+    sent = await flooded(client)
     assert sent < 100 << 20
     (upstream,) = running.gateway.upstreams.values()
     assert sum(c.transport.get_write_buffer_size() for c in upstream.open) < 2 << 20

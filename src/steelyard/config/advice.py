@@ -5,15 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
+from steelyard.config.build import routes_of
 from steelyard.config.load import CONFIG_VARIABLE, HOSTS_VARIABLE, SETTINGS, TOKEN_VARIABLE
-from steelyard.config.route_schema import RouteConfig
 from steelyard.config.schema import Config
 
 PREFIX = "STEELYARD_"
 VARIABLES = (CONFIG_VARIABLE, TOKEN_VARIABLE, HOSTS_VARIABLE, *(setting.variable for setting in SETTINGS))
 """All variables that `steelyard serve` reads."""
-NO_ROUTE = RouteConfig(name="default")
-"""What holds where no route is configured."""
 
 
 def advice(config: Config, environ: Mapping[str, str]) -> Iterator[str]:
@@ -33,7 +31,7 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _unweighed(config: Config) -> Iterator[str]:
     """Memory that is to be watched, and of which no request is known to take any."""
-    enforced = any(route.settings(config.defaults).memory == "enforce" for route in config.routes or (NO_ROUTE,))
+    enforced = any(route.settings(config.defaults).memory == "enforce" for route in routes_of(config))
     told = config.trust.proxies or any(row.memory for route in config.routes for row in route.footprints)
     if enforced and not told and any(node.gpu_memory for node in config.nodes):
         yield (

@@ -65,12 +65,16 @@ def check_node_tls(config: Config) -> None:
         raise ConfigError(problems)
 
 
+def routes_of(config: Config) -> tuple[RouteConfig, ...]:
+    """The routes that are in force: without any, one that takes everything."""
+    return config.routes or (RouteConfig(name=EVERYTHING),)
+
+
 def settings(config: Config, current: Settings | None = None) -> Settings:
     """The settings of the data path. Policies that stay keep their cursors: a reload must not restart a round."""
     policies = {route.name: route.policy for route in current.routes} if current is not None else {}
-    configured = config.routes or (RouteConfig(name=EVERYTHING),)
     return Settings(
-        routes=tuple(_route(route, config, policies) for route in configured),
+        routes=tuple(_route(route, config, policies) for route in routes_of(config)),
         limits=Limits(
             body=config.limits.body,
             body_memory=config.limits.body_memory,

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from steelyard.config.document import KeyPath
-from steelyard.config.release import ENGINES_NOT_AVAILABLE, POLICIES_NOT_AVAILABLE, is_available
+from steelyard.config.release import CHOICES_NOT_AVAILABLE, is_available
 from steelyard.config.route_schema import Defaults
 from steelyard.config.schema import Config
 
@@ -35,7 +35,7 @@ def message_of(error: ErrorDetails, path: KeyPath, secret: bool) -> str:
         return f"has no value{_wanted(kind)}; write one, or leave the key out"
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        usable = [c for c in choices if c not in POLICIES_NOT_AVAILABLE and c not in ENGINES_NOT_AVAILABLE]
+        usable = [choice for choice in choices if choice not in CHOICES_NOT_AVAILABLE]
         return f"{shown} is not one of {', '.join(usable)}{'' if secret else _nearest(str(value), choices)}"
     if kind in ("int_parsing", "int_type", "int_from_float", "int_parsing_size"):
         return f"{shown} is not a whole number; write e.g. 4"

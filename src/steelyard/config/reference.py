@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from steelyard.config.explain import section_in
 from steelyard.config.load import SETTINGS
-from steelyard.config.release import ENGINES_NOT_AVAILABLE, POLICIES_NOT_AVAILABLE, is_available
+from steelyard.config.release import CHOICES_NOT_AVAILABLE, is_available
 from steelyard.config.schema import Config
 from steelyard.config.values import Kind
 
@@ -175,8 +175,7 @@ def _kind(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return ", ".join(_kind(argument) for argument in arguments if argument is not type(None))
     if origin is Literal:
-        hidden = POLICIES_NOT_AVAILABLE | ENGINES_NOT_AVAILABLE.keys()
-        return ", ".join(f"`{choice}`" for choice in arguments if choice not in hidden)
+        return ", ".join(f"`{choice}`" for choice in arguments if choice not in CHOICES_NOT_AVAILABLE)
     if origin is tuple:
         return f"list of {_kind(arguments[0])}" if section_in(arguments[0]) is None else "list"
     if origin is dict:

@@ -26,6 +26,9 @@ POLICIES_NOT_AVAILABLE = frozenset({"tiered-weights", "window-latency", "prefix"
 ENGINES_NOT_AVAILABLE = {"tfserving": "; generic relays its requests without weighing them"}
 """The same for engines, and what to do instead."""
 
+CHOICES_NOT_AVAILABLE = POLICIES_NOT_AVAILABLE | ENGINES_NOT_AVAILABLE.keys()
+"""Both, for whoever lists what can be written."""
+
 
 def is_available(path: str) -> bool:
     """Whether the key at ``path`` (`routes[].context.ttl`), and every key that it is part of, can be used."""

@@ -15,8 +15,8 @@ from steelyard.core.eligibility import CANCELS_ON_DISCONNECT
 from steelyard.core.placement import Placement
 from steelyard.core.refusal import Refusal
 from steelyard.proxy.forwarding import request_lines
-from steelyard.proxy.http1 import ResponseHead, status_line
-from steelyard.proxy.relay import Relay, without
+from steelyard.proxy.http1 import ResponseHead, status_line, without
+from steelyard.proxy.relay import LENGTH, Relay
 from steelyard.proxy.request import Request
 from steelyard.proxy.upstream import NodeConnection, Sink, Upstream
 
@@ -42,8 +42,6 @@ class Attempt(Sink):
     """The answer on its way; None until the client has its head."""
     client_paused_at = 0.0
     """Since when the client does not read; 0.0 while it does."""
-    _client_unsent = 0
-    """Bytes that it had not taken then."""
     _connecting: asyncio.Task[None] | None = None
     dispatched = False
     """The node has got bytes of the request."""
@@ -142,7 +140,7 @@ class Attempt(Sink):
         # 100 answers an expectation that the gateway has met itself.
         if head.status > 101 and self._request.head.minor:
             # RFC 9110, 8.6: it has no length.
-            lines = without(head.relay, b"content-length")
+            lines = without(head.relay, LENGTH)
             self._request.client.write(b"".join((status_line(head.status, head.reason), *lines, b"\r\n")))
 
     def node_switched(self, head: ResponseHead, behind: bytes, now: float) -> None:
@@ -273,7 +271,7 @@ class Attempt(Sink):
     def client_paused(self, now: float) -> None:
         """The client reads slower than the node writes: stop reading the node."""
         self.client_paused_at = now
-        self._client_unsent = self._request.client.unsent()
+        self._request.client.mark()
         if self.connection is not None:
             self.connection.pause()
 
@@ -297,9 +295,13 @@ class Attempt(Sink):
                 self._connect_timeout(timeouts.connect)
         elif self.client_paused_at:
             # The client does not read: the node is not accused of silence.
-            if now - self.client_paused_at > timeouts.idle and not self._client_takes(now):
-                request.break_off("client_stalled", f"the client read nothing for {timeouts.idle:g} s")
-                request.client.abort()
+            if now - self.client_paused_at <= timeouts.idle:
+                return
+            if request.client.takes():
+                self.client_paused_at = now
+                return
+            request.break_off("client_stalled", f"the client read nothing for {timeouts.idle:g} s")
+            request.client.abort()
         elif self._node_paused_at:
             if now - self._node_paused_at > timeouts.idle:
                 self._silent(f"the node took no further byte of the request within {timeouts.idle:g} s")
@@ -315,14 +317,6 @@ class Attempt(Sink):
                 self._silent(f"no first byte from the node within {self._first_byte_limit:g} s")
         elif now - self._heard_at > timeouts.idle:
             self._silent(f"no further byte from the node within {timeouts.idle:g} s")
-
-    def _client_takes(self, now: float) -> bool:
-        """Whether the client, slow as it is, has taken something since it was looked at last."""
-        before, self._client_unsent = self._client_unsent, self._request.client.unsent()
-        if self._client_unsent >= before:
-            return False
-        self.client_paused_at = now
-        return True
 
     def _awaits_first_byte(self) -> bool:
         relay, work = self.relay, self._request.work

@@ -43,8 +43,12 @@ class Client(ABC):
         """Send nothing more, but go on reading. False where that cannot be."""
 
     @abstractmethod
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken."""
+    def mark(self) -> None:
+        """Remember how much of its answers the client has not taken."""
+
+    @abstractmethod
+    def takes(self) -> bool:
+        """Whether the client, slow as it may be, has taken something since this, or `mark`, was called last."""
 
     @abstractmethod
     def exchange_ended(self, exchange: object, closing: bool) -> None:

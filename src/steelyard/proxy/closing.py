@@ -31,7 +31,7 @@ class ClosingConnection(Client):
         self._abort_at = 0.0
         """When a connection that is being closed is cut, unless its client takes something until then."""
         self._unsent = 0
-        """Bytes that it had not taken when that time was set."""
+        """Bytes that it had not taken when it was looked at last."""
 
     def write_eof(self) -> bool:
         """Send nothing more, but go on reading. False where that cannot be."""
@@ -39,10 +39,6 @@ class ClosingConnection(Client):
             return False
         self._transport.write_eof()
         return True
-
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken."""
-        return not_taken(self._transport)
 
     def close_abnormally(self, flush: bool) -> None:
         """End a connection in the middle of an answer. Without `flush` with a reset, which nobody takes for an end."""
@@ -60,28 +56,35 @@ class ClosingConnection(Client):
         self._closing = True
         self._transport.abort()
 
+    def mark(self) -> None:
+        """Remember how much of its answers the client has not taken."""
+        self._unsent = not_taken(self._transport)
+
+    def takes(self) -> bool:
+        """Whether the client, slow as it may be, has taken something since this, or `mark`, was called last."""
+        before = self._unsent
+        self.mark()
+        return self._unsent < before
+
     def _close_soon(self) -> None:
         """Close when the client has taken what is written, and cut it off when it does not."""
         self._closing = True
         self._abort_at = self._gateway.clock() + FLUSH_SECONDS
-        self._unsent = not_taken(self._transport)
+        self.mark()
         self._transport.close()
 
     def _linger(self) -> None:
         """Send nothing more, and let what the client still sends be read for a moment, so that it sees the answer."""
         self._closing = True
         self._abort_at = self._gateway.clock() + LINGER_SECONDS
-        self._unsent = not_taken(self._transport)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        self.mark()
+        self.write_eof()
 
     def _check_closing(self, now: float) -> None:
         """Cut it when its time is over, unless the client still takes its answer."""
         if now < self._abort_at:
             return
-        unsent = not_taken(self._transport)
-        if not unsent or unsent >= self._unsent:
+        if self.takes() and self._unsent:
+            self._abort_at = now + FLUSH_SECONDS
+        else:
             self._transport.abort()
-            return
-        self._unsent = unsent
-        self._abort_at = now + FLUSH_SECONDS

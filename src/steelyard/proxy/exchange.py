@@ -29,10 +29,10 @@ from steelyard.proxy.attempt import Attempt
 from steelyard.proxy.client import Client
 from steelyard.proxy.cors import NODES as NODES_CORS
 from steelyard.proxy.gateway import Gateway
-from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead, ResponseHead, status_line
+from steelyard.proxy.http1 import CONTINUE, MessageError, RequestHead, ResponseHead, status_line, without
 from steelyard.proxy.rate_limit import NODES as NODES_LIMITS
 from steelyard.proxy.rate_limit import rate_limit_lines
-from steelyard.proxy.relay import Relay, plain_answer, without_prefix
+from steelyard.proxy.relay import Relay, plain_answer
 from steelyard.proxy.request_body import RequestBody, too_large
 from steelyard.proxy.tunnel import Tunnel
 from steelyard.proxy.upstream import NodeConnection
@@ -333,17 +333,17 @@ class Exchange(Repeating):
             use = gateway.quotas.use(self.tenant)
             if use is not None:
                 lines += rate_limit_lines(use, gateway.clock())
-        cors = gateway.settings.cors
-        if cors is not None and b"origin" in self.head.read:
-            lines += cors.lines(self.head.read[b"origin"])
-        return lines
+        return lines + gateway.cors_lines(self.head.read)
 
     def take_out(self, head: ResponseHead) -> None:
         """Remove from a node's head what the gateway itself says there."""
+        prefixes: tuple[bytes, ...] = ()
         if self.charge is not None:
-            head.relay = without_prefix(head.relay, NODES_LIMITS)
+            prefixes = (NODES_LIMITS,)
         if self.gateway.settings.cors is not None:
-            head.relay = without_prefix(head.relay, NODES_CORS)
+            prefixes = (*prefixes, NODES_CORS)
+        if prefixes:
+            head.relay = without(head.relay, (), prefixes)
 
     @property
     def _relay(self) -> Relay | None:

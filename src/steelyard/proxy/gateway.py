@@ -339,3 +339,8 @@ class Gateway:
             int(placement.queued * 1000),
             request_id,
         )
+
+    def cors_lines(self, read: Mapping[bytes, bytes]) -> bytes:
+        """The header lines of an answer that tell a browser whether its page may read it."""
+        cors = self.settings.cors
+        return b"" if cors is None or b"origin" not in read else cors.lines(read[b"origin"])

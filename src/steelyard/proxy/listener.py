@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -206,11 +207,11 @@ def remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(17, "the file exists, and is no socket")
+        raise FileExistsError(errno.EEXIST, "the file exists, and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise OSError(98, "address already in use")
+    raise OSError(errno.EADDRINUSE, "address already in use")

@@ -128,9 +128,6 @@ def _id(gateway: Gateway, head: RequestHead) -> bytes:
 def _written(
     gateway: Gateway, head: RequestHead, status: int, outcome: str, request_id: bytes, body: bytes, probe: bool
 ) -> LocalAnswer:
-    lines = b"x-request-id: %b\r\n" % request_id
-    cors = gateway.settings.cors
-    if cors is not None and b"origin" in head.read:
-        lines += cors.lines(head.read[b"origin"])
+    lines = b"x-request-id: %b\r\n%b" % (request_id, gateway.cors_lines(head.read))
     data = plain_answer(status, body, b"application/json", lines, head, gateway.draining or head.has_body)
     return LocalAnswer(status, outcome, request_id, data, probe)

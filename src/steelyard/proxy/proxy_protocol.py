@@ -13,7 +13,7 @@ SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 HEAD: Final = 16
 """Bytes of signature, version and command, family, and length."""
 LONGEST: Final = 4096
-"""Bytes of addresses and further fields. HAProxy's own need about 500 with TLS details."""
+"""Bytes of addresses and further fields: the addresses take at most 216."""
 TCP4: Final = 0x11
 TCP6: Final = 0x21
 

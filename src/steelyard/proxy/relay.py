@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from steelyard.dialects import Operation, Usage
 from steelyard.proxy.client import Client
-from steelyard.proxy.http1 import LAST_CHUNK, REASONS, RequestHead, ResponseHead, bodiless, chunk, status_line
+from steelyard.proxy.http1 import LAST_CHUNK, REASONS, RequestHead, ResponseHead, bodiless, chunk, status_line, without
 from steelyard.proxy.sse import StreamScanner
 
 if TYPE_CHECKING:
     from steelyard.proxy.alias import Renaming
 
+LENGTH: Final = frozenset({b"content-length"})
 USAGE_BODY: Final = 1 << 20
 """A plain answer up to this size, in bytes, is looked at for its token usage."""
 
@@ -64,11 +65,11 @@ class Relay:
             if content_type is None or b"content-encoding" in head.read or not renaming.begin(content_type):
                 self._renaming = None
             elif length_known:
-                relay = without(relay, b"content-length")
+                relay = without(relay, LENGTH)
                 length_known = False
         if status == 204 and length_known:
-            # RFC 9110, 8.6: it has none. Clients were seen to wait for the bytes of such an answer.
-            relay = without(relay, b"content-length")
+            # RFC 9110, 8.6: it has none.
+            relay = without(relay, LENGTH)
         self._chunked = self._until_close = False
         framing = b""
         if not length_known and request.method != "HEAD" and not bodiless(status):
@@ -155,24 +156,6 @@ class Relay:
         if self._kept:
             return self._operation.usage(self._kept[0] if len(self._kept) == 1 else b"".join(self._kept))
         return None
-
-
-def without(relay: list[bytes], name: bytes) -> list[bytes]:
-    """`relay` (name, b": ", value, CRLF, ...) without the lines of one name."""
-    kept: list[bytes] = []
-    for start in range(0, len(relay), 4):
-        if relay[start].lower() != name:
-            kept += relay[start : start + 4]
-    return kept
-
-
-def without_prefix(relay: list[bytes], prefix: bytes) -> list[bytes]:
-    """`relay` without the lines whose names begin so."""
-    kept: list[bytes] = []
-    for start in range(0, len(relay), 4):
-        if not relay[start].lower().startswith(prefix):
-            kept += relay[start : start + 4]
-    return kept
 
 
 def plain_answer(

@@ -53,9 +53,7 @@ def server_context(certificates: Sequence[CertificateFiles]) -> ssl.SSLContext:
 
 
 def _own_context(files: CertificateFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(PROTOCOLS)
+    context = _modern(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     _load_chain(context, files)
     return context
 
@@ -118,29 +116,29 @@ def names_of(files: CertificateFiles, context: ssl.SSLContext) -> list[str]:
 
 def node_context(tls: NodeTLS | None) -> ssl.SSLContext:
     """The TLS towards a node. Raises TLSFileError."""
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(PROTOCOLS)
-    if tls is None:
-        return context
-    if tls.ca is not None:
-        _check_readable(tls.ca)
-        # Its own authority instead of those of the system, not besides them.
-        context = ssl.create_default_context(cadata=_pem(tls.ca))
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(PROTOCOLS)
-    if tls.certificate is not None and tls.private_key is not None:
+    # An authority of its own is believed instead of those of the system, not besides them.
+    authorities = None if tls is None or tls.ca is None else _pem(tls.ca)
+    context = _modern(ssl.create_default_context(cadata=authorities))
+    if tls is not None and tls.certificate is not None and tls.private_key is not None:
         _load_chain(context, CertificateFiles(tls.certificate, tls.private_key))
     return context
 
 
+def _modern(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(PROTOCOLS)
+    return context
+
+
 def _pem(path: str) -> str:
+    """The certificates in a file. Raises TLSFileError."""
+    _check_readable(path)
     with open(path, encoding="ascii", errors="replace") as file:
         text = file.read()
+    if not text:
+        raise TLSFileError(path, "is empty")
     try:
         ssl.create_default_context(cadata=text)
     except (ssl.SSLError, ValueError):
         raise TLSFileError(path, "holds no certificate in PEM form") from None
-    if not text.strip():
-        raise TLSFileError(path, "is empty")
     return text

@@ -42,8 +42,6 @@ class Tunnel(Switched):
         self._node_ended = False
         self._client_paused_at = 0.0
         """Since when the client does not read; 0.0 while it does."""
-        self._client_unsent = 0
-        """Bytes that it had not taken then."""
         self._heard_at = now
         self._over = False
         probe(connection.transport)
@@ -78,7 +76,7 @@ class Tunnel(Switched):
 
     def client_paused(self, now: float) -> None:
         self._client_paused_at = now
-        self._client_unsent = self._client.unsent()
+        self._client.mark()
         self._connection.pause()
 
     def client_resumed(self, now: float) -> None:
@@ -125,9 +123,7 @@ class Tunnel(Switched):
         silent = now - self._heard_at
         if self._client_paused_at:
             if now - self._client_paused_at > stalled:
-                before, self._client_unsent = self._client_unsent, self._client.unsent()
-                if self._client_unsent < before:
-                    # It is slow.
+                if self._client.takes():
                     self._client_paused_at = now
                     return
                 self._client.abort()

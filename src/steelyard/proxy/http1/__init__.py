@@ -4,7 +4,7 @@ Parsing and validation is llhttp's (httptools), in its strict mode. What is ours
 and how the framing of an answer is chosen for the client.
 """
 
-from steelyard.proxy.http1.headers import HeaderTable, MessageError
+from steelyard.proxy.http1.headers import HeaderTable, MessageError, without
 from steelyard.proxy.http1.request import END, End, RequestHead, RequestReader
 from steelyard.proxy.http1.response import ResponseHead, ResponseReader
 from steelyard.proxy.http1.writing import CONTINUE, LAST_CHUNK, REASONS, bodiless, chunk, status_line
@@ -24,4 +24,5 @@ __all__ = [
     "bodiless",
     "chunk",
     "status_line",
+    "without",
 ]

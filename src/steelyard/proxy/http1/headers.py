@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 HOP_BY_HOP: Final = frozenset(
@@ -81,11 +81,17 @@ def drop_listed(relay: list[bytes], connection: bytes) -> None:
     tokens -= {b"close", b"keep-alive", b"content-length", b""}
     if not tokens:
         return
+    relay[:] = without(relay, tokens)
+
+
+def without(relay: list[bytes], names: Container[bytes], prefixes: tuple[bytes, ...] = ()) -> list[bytes]:
+    """`relay` (name, b": ", value, CRLF, ...) without the lines of these names, in lower case, or that begin so."""
     kept: list[bytes] = []
     for start in range(0, len(relay), 4):
-        if relay[start].lower() not in tokens:
+        name = relay[start].lower()
+        if name not in names and not name.startswith(prefixes):
             kept += relay[start : start + 4]
-    relay[:] = kept
+    return kept
 
 
 def only_chunked(coding: bytes, code: str) -> bool:
