@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from steelyard.proxy.request_body import PENDING_UPLOAD
 from tests.blackbox.fakenode import Answer, FakeNode, Received
 from tests.blackbox.wire import Client
 from tests.blackbox.world import JSON, Running, World, eventually, node_entry, post_chat, request
@@ -207,7 +208,8 @@ async def test_uploads_in_line_count_as_bodies(world: World) -> None:
         client = await running.client()
         client.send(request("POST", "/upload", body=bytes(300_000)))
         uploads.append(client)
-    await eventually(lambda: running.gateway.body_memory > 600_000)
+    # Of each, what is read before it has to wait: all of it, or a little more than this, as the reads happen to come.
+    await eventually(lambda: running.gateway.body_memory > 2 * PENDING_UPLOAD)
     refused = await running.client()
     refused.send(request("POST", "/upload", body=bytes(300_000)))
     answer = await refused.answer("POST")
